@@ -1,0 +1,127 @@
+package subagent
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Store remembers tasks. A Runner writes every transition through it before
+// anybody is told, and bounds each call by Config.StoreTimeout.
+//
+// Every method may be called from many goroutines, and must not call back into
+// a caller while it holds a lock: edit functions and the bodies of List loops
+// may use the store themselves. A ctx that is done fails the call with the
+// ctx's error; nothing is half done then.
+type Store interface {
+	// Create stores tasks as they are, in any status, with Version 1: all of
+	// them or none. An ID that is stored already, or given twice, is
+	// ErrTaskExists.
+	Create(ctx context.Context, tasks ...Task) error
+
+	// Get returns the stored task, or ErrNotFound.
+	Get(ctx context.Context, id uuid.UUID) (Task, error)
+
+	// Update applies edit atomically and returns what is stored. edit is pure
+	// and may run again; its error aborts and is returned unchanged. The store
+	// sets Version: an Update that changes something adds 1, one that changes
+	// nothing writes nothing. It refuses a change of ID, ParentSessionID or
+	// CreatedAt (ErrInvalidRequest) and a transition that CanTransition forbids
+	// (*TransitionError). An edit that leaves Status as it is is no transition
+	// and is allowed, but on a terminal row it may change only NotifiedAt and,
+	// while its notice is owed, Owner; anything else there is a
+	// *TransitionError. An unknown ID is ErrNotFound.
+	Update(ctx context.Context, id uuid.UUID, edit func(*Task) error) (Task, error)
+
+	// List yields the tasks that match f in the order of their IDs, which is
+	// the order of their creation: oldest first unless f.NewestFirst. An error
+	// ends the sequence.
+	List(ctx context.Context, f Filter) iter.Seq2[Task, error]
+
+	// Delete removes terminal tasks. If one of them is not terminal it is
+	// ErrNotTerminal and nothing is deleted; unknown ids are ignored.
+	Delete(ctx context.Context, ids ...uuid.UUID) error
+}
+
+// Leaser is implemented by stores that several Runners may share: it tells a
+// dead owner from a live one. A Store that is no Leaser belongs to one Runner
+// at a time: New takes every open task for orphaned.
+type Leaser interface {
+	// Renew declares owner alive for ttl from now.
+	Renew(ctx context.Context, owner string, ttl time.Duration) error
+	// Live reports whether owner's lease still runs: false, nil for an owner
+	// that is unknown, empty, released or past its ttl.
+	Live(ctx context.Context, owner string) (bool, error)
+	// Release ends owner's lease at once. An unknown owner is no error.
+	Release(ctx context.Context, owner string) error
+}
+
+// Watcher is implemented by stores that other processes write to.
+type Watcher interface {
+	// Watch calls fn with tasks that owner executes and that somebody else has
+	// changed, until ctx ends; then it returns ctx's error. fn does not block
+	// for long and may use the store.
+	Watch(ctx context.Context, owner string, fn func(Task)) error
+}
+
+// Filter selects tasks. The zero Filter matches all; its fields are ANDed.
+type Filter struct {
+	SessionID      string
+	ExternalTaskID string
+	AgentID        string
+	ParentMsgID    string
+	ParentTaskID   uuid.UUID
+	Statuses       []Status  // any of these; empty: every status
+	Undelivered    bool      // terminal, Background, NotifiedAt zero: a notice is owed
+	After          uuid.UUID // exclusive cursor in listing order
+	Limit          int       // 0: all
+	NewestFirst    bool
+}
+
+// Match reports whether t is one of the tasks that f selects. It ignores
+// After, Limit and NewestFirst, which say where a listing starts and ends.
+func (f Filter) Match(t Task) bool { return f.match(&t) }
+
+func (f *Filter) match(t *Task) bool {
+	return (f.SessionID == "" || f.SessionID == t.ParentSessionID) &&
+		(f.ExternalTaskID == "" || f.ExternalTaskID == t.ExternalTaskID) &&
+		(f.AgentID == "" || f.AgentID == t.AgentID) &&
+		(f.ParentMsgID == "" || f.ParentMsgID == t.ParentMsgID) &&
+		(f.ParentTaskID == uuid.Nil || f.ParentTaskID == t.ParentTaskID) &&
+		(len(f.Statuses) == 0 || slices.Contains(f.Statuses, t.Status)) &&
+		(!f.Undelivered || t.owesNotice())
+}
+
+// past reports whether id lies behind the cursor After in f's order.
+func (f *Filter) past(id uuid.UUID) bool {
+	if f.After == uuid.Nil {
+		return true
+	}
+	return f.compare(id, f.After) > 0
+}
+
+// compare orders two IDs as f lists them.
+func (f *Filter) compare(a, b uuid.UUID) int {
+	if f.NewestFirst {
+		a, b = b, a
+	}
+	return compareIDs(a, b)
+}
+
+func compareIDs(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) }
+
+// owesNotice reports whether somebody is still to be told of t's end.
+func (t *Task) owesNotice() bool {
+	return t.Background && t.Status.Terminal() && t.NotifiedAt.IsZero()
+}
+
+// What a Store answers.
+var (
+	ErrNotFound    = errors.New("subagent: task not found")
+	ErrTaskExists  = errors.New("subagent: task exists")
+	ErrNotTerminal = errors.New("subagent: task has not ended")
+)
