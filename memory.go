@@ -1,0 +1,487 @@
+package subagent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/go-subagent/subagent/internal/sorted"
+)
+
+// MemoryStore is a Store and a Leaser that lives and dies with its process. It
+// keeps every live task and a bounded number of ended ones: see SetRetention.
+// None of its methods blocks for longer than others take to read or replace a
+// few records.
+type MemoryStore struct {
+	// mu guards all below. It is a leaf: nothing is locked and no foreign code
+	// runs under it, which is why Update runs its edit, and List its loop
+	// body, on snapshots.
+	mu        sync.Mutex
+	rows      map[uuid.UUID]*row
+	all       *sorted.List[*row]             // by ID
+	sessions  *sorted.Index[string, *row]    // by ID, of each ParentSessionID
+	children  *sorted.Index[uuid.UUID, *row] // by ID, of each ParentTaskID
+	ended     int                            // terminal rows, owed ones too
+	evictable *sorted.List[*row]             // terminal rows that owe no notice, oldest end first
+	retention int                            // how many terminal rows are kept; < 0: all
+	leases    map[string]time.Time           // owner to expiry, on the monotonic clock
+	sweepAt   int                            // how many leases make a sweep worth its while
+}
+
+var _ Leaser = (*MemoryStore)(nil)
+
+// row is the place of one task. The Task it points to is immutable from the
+// moment it is put there: a change puts another in its place. That is what
+// makes reading it safe after mu is let go.
+type row struct{ task *Task }
+
+const (
+	defaultRetention = 10_000
+	minLeaseSweep    = 16
+
+	// One hold of the lock collects at most listBatch tasks out of at most
+	// listScan, so that a listing that matches little keeps nobody waiting.
+	listBatch = 256
+	listScan  = 4096
+)
+
+// NewMemoryStore returns an empty store that keeps 10 000 ended tasks.
+func NewMemoryStore() *MemoryStore {
+	return &MemoryStore{
+		rows:      make(map[uuid.UUID]*row),
+		all:       sorted.New(byID),
+		sessions:  sorted.NewIndex[string](byID),
+		children:  sorted.NewIndex[uuid.UUID](byID),
+		evictable: sorted.New(byEnd),
+		retention: defaultRetention,
+		leases:    make(map[string]time.Time),
+		sweepAt:   minLeaseSweep,
+	}
+}
+
+// SetRetention bounds how many terminal tasks are kept and applies the bound
+// at once: 0 keeps none, a negative number all. Beyond it the task whose end
+// is oldest goes first. One whose notice is owed is counted but never goes.
+func (m *MemoryStore) SetRetention(terminal int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.retention = terminal
+	m.evictLocked()
+}
+
+// Create implements Store. It keeps no reference to the Metadata of tasks.
+func (m *MemoryStore) Create(ctx context.Context, tasks ...Task) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	owned := make([]*Task, len(tasks))
+	for i := range tasks {
+		owned[i] = snapshot(&tasks[i])
+		owned[i].Version = 1
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.vacantLocked(owned); err != nil {
+		return err
+	}
+	for _, t := range owned {
+		m.insertLocked(t)
+	}
+	m.evictLocked()
+	return nil
+}
+
+// Get implements Store. The task's Metadata is the caller's own.
+func (m *MemoryStore) Get(ctx context.Context, id uuid.UUID) (Task, error) {
+	if err := ctx.Err(); err != nil {
+		return Task{}, err
+	}
+	t, err := m.get(id)
+	if err != nil {
+		return Task{}, err
+	}
+	return *snapshot(t), nil
+}
+
+// Update implements Store. It holds no lock while edit runs and runs it again
+// if the task was changed meanwhile; each such round means that somebody
+// else's change was stored.
+func (m *MemoryStore) Update(ctx context.Context, id uuid.UUID, edit func(*Task) error) (Task, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return Task{}, err
+		}
+		old, err := m.get(id)
+		if err != nil {
+			return Task{}, err
+		}
+		t := snapshot(old)
+		if err := edit(t); err != nil {
+			return Task{}, err
+		}
+		t.Version = old.Version
+		if same(t, old) {
+			return *snapshot(old), nil
+		}
+		if err := checkChange(old, t); err != nil {
+			return Task{}, err
+		}
+		// edit may have kept t, or have put a map into it that is not ours.
+		t = snapshot(t)
+		t.Version++
+		if m.swap(old, t) {
+			return *snapshot(t), nil
+		}
+	}
+}
+
+// List implements Store. It holds no lock while it yields: a task that is
+// created, changed or deleted meanwhile may be seen as it was or as it is, and
+// none is seen twice.
+func (m *MemoryStore) List(ctx context.Context, f Filter) iter.Seq2[Task, error] {
+	f.Statuses = slices.Clone(f.Statuses)
+	return func(yield func(Task, error) bool) {
+		f := f // each range over the sequence starts anew
+		for more := true; more; {
+			if err := ctx.Err(); err != nil {
+				yield(Task{}, err)
+				return
+			}
+			var batch []*Task
+			batch, more = m.collect(&f)
+			for _, t := range batch {
+				if !yield(*snapshot(t), nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Delete implements Store.
+func (m *MemoryStore) Delete(ctx context.Context, ids ...uuid.UUID) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, id := range ids {
+		if r := m.rows[id]; r != nil && !r.task.Status.Terminal() {
+			return fmt.Errorf("%w: %s is %s", ErrNotTerminal, id, r.task.Status)
+		}
+	}
+	for _, id := range ids {
+		if r := m.rows[id]; r != nil {
+			m.removeLocked(r)
+		}
+	}
+	return nil
+}
+
+// Renew implements Leaser. An empty owner, or a ttl that is not positive, is
+// ErrInvalidRequest.
+func (m *MemoryStore) Renew(ctx context.Context, owner string, ttl time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if owner == "" {
+		return fmt.Errorf("%w: lease without an owner", ErrInvalidRequest)
+	}
+	if ttl <= 0 {
+		return fmt.Errorf("%w: lease of %v", ErrInvalidRequest, ttl)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	m.leases[owner] = now.Add(ttl)
+	m.sweepLocked(now)
+	return nil
+}
+
+// Live implements Leaser.
+func (m *MemoryStore) Live(ctx context.Context, owner string) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return time.Now().Before(m.leases[owner]), nil
+}
+
+// Release implements Leaser.
+func (m *MemoryStore) Release(ctx context.Context, owner string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.leases, owner)
+	return nil
+}
+
+// create is Create for a Runner: t, with Version 1, belongs to the store from
+// here on, and nobody writes to it again.
+func (m *MemoryStore) create(t *Task) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.rows[t.ID] != nil {
+		return fmt.Errorf("%w: %s", ErrTaskExists, t.ID)
+	}
+	m.insertLocked(t)
+	m.evictLocked()
+	return nil
+}
+
+// get returns the stored task itself: it is read and never written.
+func (m *MemoryStore) get(id uuid.UUID) (*Task, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r := m.rows[id]; r != nil {
+		return r.task, nil
+	}
+	return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
+}
+
+// change is Update for a Runner. d is our own code and quick, which is why it
+// may be applied under the lock, and only once. The task that it returns is
+// the stored one, whether or not d changed it: it is read and never written.
+func (m *MemoryStore) change(id uuid.UUID, d *edit) (t *Task, changed bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.rows[id]
+	if r == nil {
+		return nil, false, fmt.Errorf("%w: %s", ErrNotFound, id)
+	}
+	t = new(Task)
+	*t = *r.task
+	if !d.apply(t) {
+		return r.task, false, nil
+	}
+	if err := checkChange(r.task, t); err != nil {
+		return nil, false, err
+	}
+	t.Version = r.task.Version + 1
+	m.replaceLocked(r, t)
+	return t, true, nil
+}
+
+// swap puts t in the place of old and reports false if old is not what is
+// stored any more.
+func (m *MemoryStore) swap(old, t *Task) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	// A task is never put in twice, so the same pointer means that nothing
+	// happened since old was read, not even a Delete and another Create.
+	r := m.rows[old.ID]
+	if r == nil || r.task != old {
+		return false
+	}
+	m.replaceLocked(r, t)
+	return true
+}
+
+// collect returns the next tasks of f and moves f's cursor and limit past
+// them; more reports whether there may be others.
+func (m *MemoryStore) collect(f *Filter) (batch []*Task, more bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	scanned := 0
+	for r := range m.scanLocked(f) {
+		if scanned == listScan || len(batch) == listBatch {
+			return batch, true
+		}
+		scanned++
+		f.After = r.task.ID
+		if !f.match(r.task) {
+			continue
+		}
+		batch = append(batch, r.task)
+		if f.Limit--; f.Limit == 0 {
+			return batch, false
+		}
+	}
+	return batch, false
+}
+
+// scanLocked yields the rows behind f's cursor in f's order, from the shortest
+// index that has all of f's tasks.
+func (m *MemoryStore) scanLocked(f *Filter) iter.Seq[*row] {
+	list := m.all
+	if f.SessionID != "" {
+		list = m.sessions.List(f.SessionID)
+	}
+	if f.ParentTaskID != uuid.Nil {
+		if c := m.children.List(f.ParentTaskID); c == nil || list != nil && c.Len() < list.Len() {
+			list = c
+		}
+	}
+	var beyond func(*row) bool
+	if after := f.After; after != uuid.Nil {
+		cursor := Filter{After: after, NewestFirst: f.NewestFirst} // f's own moves
+		beyond = func(r *row) bool { return cursor.past(r.task.ID) }
+	}
+	switch {
+	case list == nil:
+		return func(func(*row) bool) {}
+	case f.NewestFirst:
+		return list.Descend(beyond)
+	}
+	return list.Ascend(beyond)
+}
+
+// vacantLocked refuses tasks of which one is stored or given twice.
+func (m *MemoryStore) vacantLocked(tasks []*Task) error {
+	given := make(map[uuid.UUID]bool, len(tasks))
+	for _, t := range tasks {
+		if m.rows[t.ID] != nil || given[t.ID] {
+			return fmt.Errorf("%w: %s", ErrTaskExists, t.ID)
+		}
+		given[t.ID] = true
+	}
+	return nil
+}
+
+func (m *MemoryStore) insertLocked(t *Task) {
+	r := &row{t}
+	m.rows[t.ID] = r
+	m.all.Insert(r)
+	m.sessions.Insert(t.ParentSessionID, r)
+	m.children.Insert(t.ParentTaskID, r)
+	m.countLocked(r)
+}
+
+func (m *MemoryStore) removeLocked(r *row) {
+	m.uncountLocked(r)
+	delete(m.rows, r.task.ID)
+	m.all.Delete(r)
+	m.sessions.Delete(r.task.ParentSessionID, r)
+	m.children.Delete(r.task.ParentTaskID, r)
+}
+
+// replaceLocked gives r its next state. The indexes by ID and by session hold
+// rows whose key no change may touch; the others have to follow.
+func (m *MemoryStore) replaceLocked(r *row, t *Task) {
+	m.uncountLocked(r)
+	old := r.task
+	r.task = t
+	if old.ParentTaskID != t.ParentTaskID {
+		m.children.Delete(old.ParentTaskID, r)
+		m.children.Insert(t.ParentTaskID, r)
+	}
+	m.countLocked(r)
+	m.evictLocked()
+}
+
+func (m *MemoryStore) countLocked(r *row) {
+	if !r.task.Status.Terminal() {
+		return
+	}
+	m.ended++
+	if !r.task.owesNotice() {
+		m.evictable.Insert(r)
+	}
+}
+
+func (m *MemoryStore) uncountLocked(r *row) {
+	if !r.task.Status.Terminal() {
+		return
+	}
+	m.ended--
+	if !r.task.owesNotice() {
+		m.evictable.Delete(r)
+	}
+}
+
+// evictLocked brings the store back within its retention.
+func (m *MemoryStore) evictLocked() {
+	for m.retention >= 0 && m.ended > m.retention {
+		oldest, ok := m.evictable.First()
+		if !ok {
+			return
+		}
+		m.removeLocked(oldest)
+	}
+}
+
+// sweepLocked forgets expired leases whenever their number may have doubled:
+// the map stays within twice the live ones, at a constant cost per Renew.
+func (m *MemoryStore) sweepLocked(now time.Time) {
+	if len(m.leases) < m.sweepAt {
+		return
+	}
+	maps.DeleteFunc(m.leases, func(_ string, expiry time.Time) bool { return !now.Before(expiry) })
+	m.sweepAt = max(minLeaseSweep, 2*len(m.leases))
+}
+
+// checkChange judges the change of a stored record from old to t, whoever
+// makes it. It does not look at Version, and leaves t as it was.
+func checkChange(old, t *Task) error {
+	switch {
+	case t.ID != old.ID:
+		return immutable("ID", old)
+	case t.ParentSessionID != old.ParentSessionID:
+		return immutable("ParentSessionID", old)
+	case !t.CreatedAt.Equal(old.CreatedAt):
+		return immutable("CreatedAt", old)
+	case t.Status != old.Status && !CanTransition(old.Status, t.Status),
+		old.Status.Terminal() && !keepsEnd(old, t):
+		return &TransitionError{ID: old.ID, From: old.Status, To: t.Status}
+	}
+	return nil
+}
+
+func immutable(field string, t *Task) error {
+	return fmt.Errorf("%w: %s of task %s cannot be changed", ErrInvalidRequest, field, t.ID)
+}
+
+// keepsEnd reports whether t differs from the ended old only in what may still
+// change after an end.
+func keepsEnd(old, t *Task) bool {
+	rest := *t
+	rest.Version, rest.NotifiedAt = old.Version, old.NotifiedAt
+	if old.owesNotice() {
+		rest.Owner = old.Owner
+	}
+	return same(&rest, old)
+}
+
+// same reports whether two tasks are equal in every field. It is written out
+// because reflection is several times as dear as all else that a change does
+// under the lock; a test sees to it that no field is forgotten.
+func same(a, b *Task) bool {
+	return a.ID == b.ID && a.ParentTaskID == b.ParentTaskID && a.Status == b.Status &&
+		a.Background == b.Background && a.Detached == b.Detached && a.ResultTruncated == b.ResultTruncated &&
+		a.Attempt == b.Attempt && a.Usage == b.Usage && a.Progress == b.Progress && a.Version == b.Version &&
+		a.texts() == b.texts() && a.times() == b.times() && maps.Equal(a.Metadata, b.Metadata)
+}
+
+func (t *Task) texts() [15]string {
+	return [...]string{t.ExternalTaskID, t.Subject, t.Description, t.AgentID, string(t.Reason), t.StopReason,
+		t.ParentSessionID, t.ParentMsgID, string(t.ContextMode), t.HeadID, t.SourceCommitID, t.ResultText,
+		t.Error, t.CancelMessage, t.Owner}
+}
+
+func (t *Task) times() [6]time.Time {
+	return [...]time.Time{t.CreatedAt, t.QueuedAt, t.StartedAt, t.CompletedAt, t.CancelRequestedAt, t.NotifiedAt}
+}
+
+// snapshot copies t, Metadata included.
+func snapshot(t *Task) *Task {
+	c := *t
+	c.Metadata = maps.Clone(t.Metadata)
+	return &c
+}
+
+func byID(a, b *row) int { return compareIDs(a.task.ID, b.task.ID) }
+
+// byEnd is the order in which rows are evicted.
+func byEnd(a, b *row) int {
+	return cmp.Or(a.task.CompletedAt.Compare(b.task.CompletedAt), byID(a, b))
+}

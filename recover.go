@@ -1,0 +1,296 @@
+package subagent
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// How long a lease lives, and how often it is renewed.
+const (
+	leaseTTL   = 30 * time.Second
+	leaseRenew = 10 * time.Second
+)
+
+var openStatuses = []Status{StatusPending, StatusQueued, StatusRunning}
+
+// start declares the Runner alive, recovers what dead owners left, and starts
+// the goroutines that keep doing both. They end with Shutdown, which waits for
+// them.
+func (r *Runner) start(ctx context.Context) error {
+	if r.leaser != nil {
+		if err := r.renew(ctx); err != nil {
+			return err
+		}
+	}
+	if _, err := r.recover(ctx); err != nil {
+		return err
+	}
+	if r.leaser != nil {
+		r.stopped.Go(r.keepLease)
+	}
+	if w, ok := r.store.(Watcher); ok {
+		r.stopped.Go(func() { r.watch(w) })
+	}
+	return nil
+}
+
+func (r *Runner) renew(ctx context.Context) error {
+	_, err := guard(withoutRun(ctx), r.cfg.StoreTimeout, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.leaser.Renew(ctx, r.id, leaseTTL)
+	}, nil)
+	return err
+}
+
+// keepLease renews the lease and looks, each time, for owners that have died
+// and for what others have done to this Runner's tasks.
+func (r *Runner) keepLease() {
+	ticker := time.NewTicker(leaseRenew)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-r.quit:
+			return
+		case <-ticker.C:
+		}
+		ctx := context.Background()
+		if err := r.renew(ctx); err != nil {
+			r.log.error("lease not renewed", uuid.Nil, "owner", r.id, "error", errorText(err))
+		}
+		mine := r.executions((*execution).live)
+		open, err := r.recover(ctx)
+		if err != nil {
+			r.log.error("recovery failed, it will be repeated", uuid.Nil, "error", errorText(err))
+			continue
+		}
+		r.compare(ctx, mine, open)
+	}
+}
+
+// watch has the store tell what others do to this Runner's tasks.
+func (r *Runner) watch(w Watcher) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	r.stopped.Go(func() { // ends with quit
+		<-r.quit
+		cancel()
+	})
+	for pause := time.Duration(0); ctx.Err() == nil; {
+		err := protect(func() error { return w.Watch(withoutRun(ctx), r.id, func(t Task) { r.seen(&t) }) })
+		if ctx.Err() != nil {
+			return
+		}
+		r.log.warn("watching the store failed, it will be repeated", uuid.Nil, "error", errorText(err))
+		pause = nextPause(pause)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// compare acts on what others did to the tasks that were live here before the
+// store was read.
+func (r *Runner) compare(ctx context.Context, mine []*execution, open []*Task) {
+	rows := make(map[uuid.UUID]*Task, len(open))
+	for _, row := range open {
+		rows[row.ID] = row
+	}
+	for _, e := range mine {
+		row := rows[e.id]
+		if row == nil && e.live() {
+			row, _ = r.load(ctx, e.id)
+		}
+		if row != nil {
+			r.seen(row)
+		}
+	}
+}
+
+// live reports whether e is stored and has not ended.
+func (e *execution) live() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.stored && e.phase != phaseEnded
+}
+
+// seen acts on the record of a task of this Runner: a cancel that another
+// process asked for is obeyed, with the grace from now on; an end that another
+// gave it, because this Runner's lease was lost, counts.
+func (r *Runner) seen(row *Task) {
+	e := r.find(row.ID)
+	if e == nil || !e.live() {
+		return
+	}
+	if row.Status.Terminal() {
+		e.observe(row)
+		if e.take(newCause(causeLost, ReasonLost, lostMessage, r.cfg.CancelGrace)) {
+			if after := e.signal(); after != nil {
+				after()
+			}
+			e.force()
+		}
+		return
+	}
+	if row.CancelRequestedAt.IsZero() {
+		return
+	}
+	c := newCause(causeRequest, row.Reason, row.CancelMessage, r.cfg.CancelGrace)
+	c.at = row.CancelRequestedAt
+	_, after := r.stop([]*execution{e}, c, nil)
+	after()
+}
+
+const lostMessage = "worker died before completion"
+
+// recover ends the open tasks of dead owners and takes over the notices that
+// they owe. It returns the open tasks that it found, and fails only if the
+// store cannot be read: what cannot be written is repeated.
+func (r *Runner) recover(ctx context.Context) (open []*Task, err error) {
+	if open, err = r.rows(ctx, Filter{Statuses: openStatuses}); err != nil {
+		return nil, err
+	}
+	var owed []*Task
+	if r.cfg.Notifier != nil || r.cfg.Cards != nil {
+		if owed, err = r.rows(ctx, Filter{Undelivered: true}); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortStableFunc(owed, func(a, b *Task) int { return a.CompletedAt.Compare(b.CompletedAt) })
+	dead := map[string]bool{}
+	var left []func()
+	for _, row := range slices.Concat(open, owed) {
+		if _, asked := dead[row.Owner]; !asked {
+			if dead[row.Owner], err = r.isDead(ctx, row.Owner); err != nil {
+				return nil, err
+			}
+		}
+		if !dead[row.Owner] {
+			continue
+		}
+		if row.Status.Terminal() {
+			left = append(left, r.takeOver(row))
+		} else {
+			left = append(left, func() { r.recoverTask(row) })
+		}
+	}
+	sideBySide(left)
+	return open, nil
+}
+
+// isDead reports whether an owner executes nothing any more.
+func (r *Runner) isDead(ctx context.Context, owner string) (bool, error) {
+	if owner == r.id {
+		return false, nil
+	}
+	if r.leaser == nil {
+		return true, nil
+	}
+	live, err := guard(withoutRun(ctx), r.cfg.StoreTimeout, func(ctx context.Context) (bool, error) {
+		return r.leaser.Live(ctx, owner)
+	}, nil)
+	return !live, err
+}
+
+// recoverTask ends an open task whose owner is dead. If the store fails the end
+// is kept and served from memory until it is stored. If somebody was faster,
+// what he stored counts.
+func (r *Runner) recoverTask(row *Task) *execution {
+	e := r.endedExecution(row)
+	if taken, err := r.register(e); taken != nil {
+		return taken
+	} else if err != nil {
+		e.retired = true // Shutdown does not wait for what it does not know
+	}
+	n := verdict(newCause(causeLost, ReasonLost, lostMessage, 0), nil, false)
+	n.Result = Result{row.ResultText, row.HeadID, row.SourceCommitID, row.StopReason}
+	n.truncated, n.usage, n.progress = row.ResultTruncated, row.Usage, row.Progress
+	e.settle(&edit{to: n.status, at: stamp(row.lastStamp()), end: n, owner: &handover{row.Owner, r.id}})
+	return e
+}
+
+// endedExecution is an execution for a record that this Runner did not execute.
+func (r *Runner) endedExecution(row *Task) *execution {
+	return &execution{
+		runner: r, id: row.ID, ctx: context.Background(),
+		phase: phaseEnded, stored: true, task: row,
+	}
+}
+
+// takeOver makes the notice that a dead owner owes this Runner's, queues it,
+// and returns what is left to do: to put the task's card again. The queue is
+// filled before, so that the order of the ends holds.
+func (r *Runner) takeOver(row *Task) func() {
+	if r.cfg.Notifier != nil {
+		taken, _, err := r.update(context.Background(), row.ID, &edit{owner: &handover{row.Owner, r.id}}, r.cfg.StoreTimeout)
+		if err != nil {
+			r.log.error("notice not taken over", row.ID, "error", errorText(err))
+			return func() {}
+		}
+		row = taken
+	}
+	if !row.owesNotice() || (row.Owner != r.id && r.cfg.Notifier != nil) {
+		return func() {}
+	}
+	e := r.endedExecution(row)
+	e.shown, e.staged, e.told = true, true, true
+	e.tally = tallyOf(row.Status) // it ended before New: Stats does not count it
+	e.owing = r.cfg.Notifier != nil
+	if taken, err := r.register(e); taken != nil || err != nil {
+		return func() {}
+	}
+	if e.owing {
+		r.outboxes.add(e)
+	}
+	return func() {
+		e.post(r.cfg.StoreTimeout)
+		e.retire()
+	}
+}
+
+// cancelStored cancels a task that this Runner does not execute, from what was
+// read of it.
+func (r *Runner) cancelStored(ctx context.Context, row *Task, err error, c *cause) (Task, error) {
+	if err != nil {
+		return Task{}, err
+	}
+	if row.Status.Terminal() {
+		return *snapshot(row), nil
+	}
+	dead, err := r.isDead(ctx, row.Owner)
+	if err != nil {
+		return *snapshot(row), err
+	}
+	if dead {
+		return *r.recoverTask(row).view(true), nil
+	}
+	stored, _, err := r.update(ctx, row.ID, &edit{cancel: c.request()}, r.cfg.StoreTimeout)
+	return *snapshot(cmp.Or(stored, row)), err
+}
+
+// cancelForeign cancels the open tasks of a session that this Runner does not
+// execute.
+func (r *Runner) cancelForeign(ctx context.Context, sessionID string, c *cause) (tasks []Task, err error) {
+	if r.private {
+		return nil, nil
+	}
+	rows, err := r.rows(ctx, Filter{SessionID: sessionID, Statuses: openStatuses})
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range rows {
+		if r.find(row.ID) != nil || row.Owner == r.id {
+			continue
+		}
+		t, err := r.cancelStored(ctx, row, nil, c)
+		if err != nil && !gone(err) {
+			return tasks, err
+		}
+		preview(&t)
+		tasks = append(tasks, t)
+	}
+	return tasks, nil
+}

@@ -1,0 +1,351 @@
+package subagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// What memory knows and the store does not yet is kept with its execution and
+// written again, with growing pauses, until the store has it.
+
+// aftermath is what only few executions have: writes to be repeated and cards
+// to be put. It is guarded by the execution's lock.
+type aftermath struct {
+	want   *edit // what is still to be stored; nil: nothing
+	saving work
+	dirty  bool // its card is older than its record
+	card   work
+	idle   chan struct{} // closed when the card under way was put, or failed
+}
+
+// work is a job that is repeated until it succeeds, by one goroutine at a time.
+type work struct {
+	state workState
+	timer *time.Timer
+	pause time.Duration
+}
+
+type workState uint8
+
+const (
+	workIdle      workState = iota
+	workScheduled           // its timer runs
+	workRunning             // some goroutine is at it
+)
+
+// The pauses between attempts double from the first to the longest.
+const (
+	firstPause   = 100 * time.Millisecond
+	longestPause = 30 * time.Second
+)
+
+// nextPause is how long to wait after one more failure.
+func nextPause(last time.Duration) time.Duration {
+	return min(max(2*last, firstPause), longestPause)
+}
+
+// scheduleLocked has try run after a pause, in a goroutine of its own that
+// ends with the attempt; Shutdown takes it over or waits for it.
+func (w *work) scheduleLocked(try func()) {
+	w.state, w.pause = workScheduled, nextPause(w.pause)
+	w.timer = time.AfterFunc(w.pause, try)
+}
+
+func (a *aftermath) busy() bool {
+	return a != nil && (a.want != nil || a.dirty || a.saving.state != workIdle || a.card.state != workIdle)
+}
+
+func (e *execution) restLocked() *aftermath {
+	if e.rest == nil {
+		e.rest = new(aftermath)
+	}
+	return e.rest
+}
+
+// saveNow makes the attempt that is scheduled, if one is.
+func (e *execution) saveNow() {
+	e.mu.Lock()
+	scheduled := e.rest != nil && e.rest.saving.state == workScheduled
+	e.mu.Unlock()
+	if scheduled {
+		e.save()
+	}
+}
+
+// callKey finds, in the ctx of a call of ours, the execution that it is for.
+type callKey struct{}
+
+// callContext is what a store, sink or notifier gets: the values of Spawn's
+// ctx without its Run, for what these calls do is not the task's doing.
+type callContext struct {
+	context.Context
+	e *execution
+}
+
+func (c callContext) Value(key any) any {
+	switch key {
+	case runKey{}:
+		return (*Run)(nil)
+	case callKey{}:
+		return c.e
+	}
+	return c.Context.Value(key)
+}
+
+// guard calls foreign code and comes back when it has answered, when ctx ends,
+// or after the time it may take: whatever that code does. It turns a panic
+// into an error. A call that does not answer goes on alone, on a goroutine
+// that ends when it does; late (if not nil) is told then if it succeeded.
+func guard[T any](ctx context.Context, within time.Duration, call func(context.Context) (T, error), late func(T)) (T, error) {
+	type answer struct {
+		v   T
+		err error
+	}
+	const open, answered, abandoned = 0, 1, 2
+	var (
+		state atomic.Int32
+		reply = make(chan answer, 1)
+	)
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("no answer within %v: %w", within, context.DeadlineExceeded))
+	go func() {
+		defer cancel()
+		a := answer{err: errGoexit}
+		defer func() {
+			if v := recover(); v != nil {
+				a.err = panicError(v)
+			}
+			if state.CompareAndSwap(open, answered) {
+				reply <- a
+			} else if late != nil && a.err == nil {
+				late(a.v)
+			}
+		}()
+		a.v, a.err = call(ctx)
+	}()
+	select {
+	case a := <-reply:
+		return a.v, a.err
+	case <-ctx.Done():
+		if state.CompareAndSwap(open, abandoned) {
+			var none T
+			return none, context.Cause(ctx)
+		}
+		a := <-reply
+		return a.v, a.err
+	}
+}
+
+// withoutRun makes ctx one for a call of ours.
+func withoutRun(ctx context.Context) context.Context {
+	if _, ours := ctx.(callContext); ours {
+		return ctx
+	}
+	return callContext{ctx, nil}
+}
+
+// callCtx is the ctx for a call about e.
+func (e *execution) callCtx() context.Context { return callContext{e.ctx, e} }
+
+// protect runs foreign code that is not to be left alone, on a goroutine that
+// it waits for, so that neither a panic nor runtime.Goexit is more than an
+// error.
+func protect(call func() error) error {
+	reply := make(chan error, 1)
+	go func() {
+		err := errGoexit
+		defer func() {
+			if v := recover(); v != nil {
+				err = panicError(v)
+			}
+			reply <- err
+		}()
+		err = call()
+	}()
+	return <-reply
+}
+
+var errGoexit = errors.New("it called runtime.Goexit")
+
+func panicError(v any) error { return fmt.Errorf("panic: %v\n%s", v, debug.Stack()) }
+
+// write applies d to e's record and returns what is stored then, and whether
+// that changed anything. It takes no longer than within.
+func (e *execution) write(d *edit, within time.Duration) (row *Task, changed bool, err error) {
+	if m := e.runner.memory; m != nil {
+		return m.change(e.id, d)
+	}
+	return e.runner.update(e.callCtx(), e.id, d, within)
+}
+
+// update is write for any record. A MemoryStore of our own make neither blocks
+// nor fails nor panics: it needs no guard.
+func (r *Runner) update(ctx context.Context, id uuid.UUID, d *edit, within time.Duration) (*Task, bool, error) {
+	if r.memory != nil {
+		return r.memory.change(id, d)
+	}
+	change := *d
+	type result struct {
+		row     Task
+		changed bool
+	}
+	res, err := guard(withoutRun(ctx), within, func(ctx context.Context) (res result, err error) {
+		res.row, err = r.store.Update(ctx, id, func(t *Task) error {
+			res.changed = change.apply(t)
+			return nil
+		})
+		return res, err
+	}, nil)
+	if err != nil {
+		return nil, false, err
+	}
+	return &res.row, res.changed, nil
+}
+
+// load reads one record.
+func (r *Runner) load(ctx context.Context, id uuid.UUID) (*Task, error) {
+	if r.memory != nil {
+		return r.memory.get(id)
+	}
+	t, err := guard(withoutRun(ctx), r.cfg.StoreTimeout, func(ctx context.Context) (Task, error) {
+		return r.store.Get(ctx, id)
+	}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &t, nil
+}
+
+// rows reads the records that match f.
+func (r *Runner) rows(ctx context.Context, f Filter) ([]*Task, error) {
+	if r.memory != nil {
+		return collect(r.memory.List(ctx, f))
+	}
+	return guard(withoutRun(ctx), r.cfg.StoreTimeout, func(ctx context.Context) ([]*Task, error) {
+		return collect(r.store.List(ctx, f))
+	}, nil)
+}
+
+// gone reports whether a store said that there is no such record.
+func gone(err error) bool { return errors.Is(err, ErrNotFound) }
+
+// saveLater keeps what could not be stored, and tries again until it can.
+func (e *execution) saveLater(d *edit, err error) {
+	e.runner.log.error("store failed, the write will be repeated", e.id, "error", errorText(err))
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.forgotten {
+		return
+	}
+	rest := e.restLocked()
+	rest.want = d.over(rest.want)
+	if d.end != nil {
+		e.runner.keep(e)
+	}
+	if rest.saving.state == workIdle {
+		rest.saving.scheduleLocked(e.save)
+	}
+}
+
+// over is d on top of an earlier edit that was not stored either.
+func (d *edit) over(earlier *edit) *edit {
+	if earlier == nil {
+		return d
+	}
+	both := *earlier
+	if d.end != nil {
+		both.to, both.at, both.end, both.cancel = d.to, d.at, d.end, nil
+	} else if d.cancel != nil {
+		both.cancel = d.cancel
+	}
+	if !d.notified.IsZero() {
+		both.notified = d.notified
+	}
+	return &both
+}
+
+// save is one attempt to store what is still to be stored.
+func (e *execution) save() {
+	r := e.runner
+	r.begin()
+	defer r.finish()
+	e.mu.Lock()
+	rest := e.rest
+	if rest.saving.state != workScheduled {
+		e.mu.Unlock()
+		return
+	}
+	stopTimer(rest.saving.timer)
+	rest.saving.state = workRunning
+	if e.disowned {
+		e.mu.Unlock()
+		taken := r.find(e.id) != nil // by a later spawn: the record is not ours
+		e.mu.Lock()
+		e.forgotten = e.forgotten || taken
+	}
+	mine := false
+	for rest.want != nil && !e.forgotten {
+		d := rest.want
+		e.mu.Unlock()
+		row, _, err := e.write(d, r.cfg.StoreTimeout)
+		e.mu.Lock()
+		if err != nil && !gone(err) {
+			rest.saving.state = workIdle
+			if !r.final.Load() {
+				rest.saving.scheduleLocked(e.save)
+			}
+			e.mu.Unlock()
+			r.log.warn("store failed again", e.id, "error", errorText(err))
+			return
+		}
+		if err == nil {
+			e.showLocked(row)
+			mine = d.end != nil && d.end.wrote(row, r.id)
+		}
+		e.forgotten = e.forgotten || gone(err)
+		if rest.want == d { // else something was added meanwhile
+			rest.want = nil
+		}
+	}
+	rest.want = nil
+	rest.saving.state = workIdle
+	late := e.disowned && mine && !e.forgotten
+	e.stored = e.stored || late
+	e.mu.Unlock()
+	r.saved(e)
+	if late {
+		e.post(r.cfg.StoreTimeout)
+		e.tell()
+	}
+	e.retire()
+}
+
+// saveRequest stores that e was asked to stop, which is what other processes
+// and panels see of it, and tells it.
+func (e *execution) saveRequest(req *request) {
+	r := e.runner
+	d := &edit{cancel: req}
+	row, _, err := e.write(d, r.cfg.StoreTimeout)
+	if err != nil && !gone(err) {
+		e.mu.Lock()
+		live := e.phase != phaseEnded // its end will say so too
+		e.mu.Unlock()
+		if live {
+			e.saveLater(d, err)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.phase == phaseEnded {
+		return
+	}
+	if err == nil {
+		e.showLocked(row)
+	}
+	r.hub.publish(EventStatus, e)
+}
