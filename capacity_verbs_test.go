@@ -10,28 +10,33 @@ import (
 )
 
 // A slot that is handed over is never free in between. Only a look under the
-// lock can see that; newcomers and leavers make it worth looking.
+// lock can see that. The watchers are several so that the lock is contended:
+// it is then passed on in turn, and one of them gets it in any gap there is.
 func TestG4_RunningStaysFlatDuringHandOff(t *testing.T) {
 	c := NewCapacity(4, -1)
 	stop := make(chan struct{})
-	var watcher, workers sync.WaitGroup
-	watcher.Go(func() {
-		for {
-			c.mustAddUp(t)
-			select {
-			case <-stop:
-				return
-			default:
-			}
-		}
-	})
+	var watchers, workers sync.WaitGroup
+	for range 4 {
+		watchers.Go(func() { watch(t, c, stop) })
+	}
 	for i := range 200 {
 		workers.Go(func() { handOffs(t, c, i) })
 	}
 	workers.Wait()
 	close(stop)
-	watcher.Wait()
+	watchers.Wait()
 	require.Equal(t, CapacityStats{Limit: 4}, c.Stats())
+}
+
+func watch(t *testing.T, c *Capacity, stop <-chan struct{}) {
+	for !t.Failed() {
+		c.mustAddUp(t)
+		select {
+		case <-stop:
+			return
+		default:
+		}
+	}
 }
 
 func handOffs(t *testing.T, c *Capacity, i int) {

@@ -218,7 +218,7 @@ func ExampleFaultyStore() {
 	ctx := context.Background()
 	store := subagenttest.NewFaultyStore(subagent.NewMemoryStore())
 	store.On(subagenttest.OpUpdate, func(c subagenttest.Call) subagenttest.Fault {
-		if c.Ends() && c.N < 5 {
+		if c.Ends() && c.N == 3 { // after queued and running
 			return subagenttest.Fault{Err: errors.New("connection reset"), Committed: true}
 		}
 		return subagenttest.Fault{}

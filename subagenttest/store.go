@@ -154,7 +154,13 @@ var statuses = []subagent.Status{
 
 var epoch = time.Date(2024, 2, 29, 23, 59, 58, 123_456_000, time.UTC)
 
-func newID() uuid.UUID { return uuid.Must(uuid.NewV7()) }
+// newID returns an ID that follows those made before. It is even: the next
+// number is an ID that is not in use, and still before the next one made.
+func newID() uuid.UUID {
+	id := uuid.Must(uuid.NewV7())
+	id[15] &^= 1
+	return id
+}
 
 // newTask returns a pending task whose ID follows those made before.
 func newTask() subagent.Task {

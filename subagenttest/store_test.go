@@ -25,11 +25,39 @@ func TestMemoryStoreConforms(t *testing.T) {
 	subagenttest.TestStore(t, func(*testing.T) subagent.Store { return subagent.NewMemoryStore() })
 }
 
-func TestMemoryStoreConformsAsShared(t *testing.T) {
+// handle is one of two handles on the same records: each is told, while it
+// watches, of what the other changes.
+type handle struct {
+	*subagent.MemoryStore
+	changes, others chan subagent.Task
+}
+
+func TestSharedHandlesConform(t *testing.T) {
 	subagenttest.TestSharedStore(t, func(*testing.T) (a, b subagent.Store) {
-		s := subagent.NewMemoryStore()
-		return s, s
+		s, of, to := subagent.NewMemoryStore(), make(chan subagent.Task, 1000), make(chan subagent.Task, 1000)
+		return &handle{s, of, to}, &handle{s, to, of}
 	})
+}
+
+func (h *handle) Update(ctx context.Context, id uuid.UUID, edit editFunc) (subagent.Task, error) {
+	t, err := h.MemoryStore.Update(ctx, id, edit)
+	if err == nil {
+		h.changes <- t
+	}
+	return t, err
+}
+
+func (h *handle) Watch(ctx context.Context, owner string, fn func(subagent.Task)) error {
+	for {
+		select {
+		case t := <-h.others:
+			if t.Owner == owner {
+				fn(t)
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // brokenVariable tells the child process which broken store to test.
