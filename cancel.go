@@ -99,7 +99,7 @@ func (r *Runner) CancelSession(ctx context.Context, sessionID string, o CancelOp
 		return nil, fmt.Errorf("%w: sessionID is empty", ErrInvalidRequest)
 	}
 	inSession := func(e *execution) bool { return e.session() == sessionID }
-	live := r.executions(inSession)
+	live := r.executions(func(e *execution) bool { return inSession(e) && !e.ended() })
 	marked, after := r.stop(live, c, inSession)
 	err = r.attend(ctx, after)
 	tasks, ferr := r.cancelForeign(ctx, sessionID, c)

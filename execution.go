@@ -264,6 +264,9 @@ func (e *execution) call(o *outcome) {
 // returned takes what the Func came back with. Where the end was decided
 // without it, it is too late: only the slot is left to be handed on.
 func (e *execution) returned(o *outcome) {
+	if o.deadline && e.run.outOfTime() {
+		e.expire() // it obeyed its deadline before our own timer came
+	}
 	e.mu.Lock()
 	if e.phase == phaseRunning {
 		d := e.concludeLocked(o)
@@ -321,15 +324,10 @@ func (e *execution) concludeLocked(o *outcome) *edit {
 	entered := e.phase == phaseRunning
 	e.phase = phaseEnded
 	stopTimer(e.queueTimer)
-	c := e.cause
 	if o != nil {
 		e.inside = false
-		if c == nil && o.deadline && e.run.outOfTime() {
-			// It obeyed its deadline before our own timer came.
-			c = newCause(causeTimeout, ReasonTimeout, "timed out after "+e.timeout.String(), 0)
-		}
 	}
-	n := verdict(c, o, entered)
+	n := verdict(e.cause, o, entered)
 	if n.detached {
 		e.runner.detached.Add(1)
 	}

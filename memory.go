@@ -287,6 +287,17 @@ func (m *MemoryStore) swap(old, t *Task) bool {
 	return true
 }
 
+// listed is List for a Runner: the stored tasks themselves, which are read and
+// never written.
+func (m *MemoryStore) listed(f Filter) (tasks []*Task) {
+	for more := true; more; {
+		var batch []*Task
+		batch, more = m.collect(&f)
+		tasks = append(tasks, batch...)
+	}
+	return tasks
+}
+
 // collect returns the next tasks of f and moves f's cursor and limit past
 // them; more reports whether there may be others.
 func (m *MemoryStore) collect(f *Filter) (batch []*Task, more bool) {

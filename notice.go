@@ -79,7 +79,7 @@ func (r *Runner) deliverOne(e *execution) {
 		}
 		t := *e.view(true)
 		err := protect(func() error {
-			ctx, cancel := context.WithTimeout(e.callCtx(), r.cfg.StoreTimeout)
+			ctx, cancel := context.WithTimeout(e.callCtx(), r.within(r.cfg.StoreTimeout))
 			defer cancel()
 			return r.cfg.Notifier.Notify(ctx, t)
 		})
@@ -87,7 +87,7 @@ func (r *Runner) deliverOne(e *execution) {
 			r.delivered(e)
 			return
 		}
-		r.log.warn("notice not delivered", e.id, "error", errorText(err))
+		r.log.warn("notice not delivered", e.id, "error", logText(err))
 		if last {
 			return
 		}

@@ -29,7 +29,7 @@ func (e *execution) post(within time.Duration) {
 	}
 	idle := rest.idle
 	e.mu.Unlock()
-	timer := time.NewTimer(within)
+	timer := time.NewTimer(r.within(within))
 	defer timer.Stop()
 	select {
 	case <-idle:
@@ -48,7 +48,7 @@ func (e *execution) putCards() {
 		card := e.viewLocked(false).Card()
 		e.mu.Unlock()
 		err := protect(func() error {
-			ctx, cancel := context.WithTimeout(e.callCtx(), r.cfg.StoreTimeout)
+			ctx, cancel := context.WithTimeout(e.callCtx(), r.within(r.cfg.StoreTimeout))
 			defer cancel()
 			return r.cfg.Cards.PutCard(ctx, card)
 		})
@@ -61,7 +61,7 @@ func (e *execution) putCards() {
 			}
 			close(rest.idle)
 			e.mu.Unlock()
-			r.log.warn("card not taken, it will be put again", e.id, "error", errorText(err))
+			r.log.warn("card not taken, it will be put again", e.id, "error", logText(err))
 			return
 		}
 		rest.card.pause = 0

@@ -123,7 +123,7 @@ func (r *Runner) Forget(ctx context.Context, ids ...uuid.UUID) error {
 		known = append(known, e)
 		e.saveNow()
 	}
-	_, err := guard(withoutRun(ctx), r.cfg.StoreTimeout, func(ctx context.Context) (struct{}, error) {
+	_, err := guard(withoutRun(ctx), r.within(r.cfg.StoreTimeout), func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, r.store.Delete(ctx, ids...)
 	}, nil)
 	if err != nil {

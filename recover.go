@@ -39,7 +39,7 @@ func (r *Runner) start(ctx context.Context) error {
 }
 
 func (r *Runner) renew(ctx context.Context) error {
-	_, err := guard(withoutRun(ctx), r.cfg.StoreTimeout, func(ctx context.Context) (struct{}, error) {
+	_, err := guard(withoutRun(ctx), r.within(r.cfg.StoreTimeout), func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, r.leaser.Renew(ctx, r.id, leaseTTL)
 	}, nil)
 	return err
@@ -58,12 +58,12 @@ func (r *Runner) keepLease() {
 		}
 		ctx := context.Background()
 		if err := r.renew(ctx); err != nil {
-			r.log.error("lease not renewed", uuid.Nil, "owner", r.id, "error", errorText(err))
+			r.log.error("lease not renewed", uuid.Nil, "owner", r.id, "error", logText(err))
 		}
 		mine := r.executions((*execution).live)
 		open, err := r.recover(ctx)
 		if err != nil {
-			r.log.error("recovery failed, it will be repeated", uuid.Nil, "error", errorText(err))
+			r.log.error("recovery failed, it will be repeated", uuid.Nil, "error", logText(err))
 			continue
 		}
 		r.compare(ctx, mine, open)
@@ -83,7 +83,7 @@ func (r *Runner) watch(w Watcher) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.log.warn("watching the store failed, it will be repeated", uuid.Nil, "error", errorText(err))
+		r.log.warn("watching the store failed, it will be repeated", uuid.Nil, "error", logText(err))
 		pause = nextPause(pause)
 		select {
 		case <-time.After(pause):
@@ -189,7 +189,7 @@ func (r *Runner) isDead(ctx context.Context, owner string) (bool, error) {
 	if r.leaser == nil {
 		return true, nil
 	}
-	live, err := guard(withoutRun(ctx), r.cfg.StoreTimeout, func(ctx context.Context) (bool, error) {
+	live, err := guard(withoutRun(ctx), r.within(r.cfg.StoreTimeout), func(ctx context.Context) (bool, error) {
 		return r.leaser.Live(ctx, owner)
 	}, nil)
 	return !live, err
@@ -227,7 +227,7 @@ func (r *Runner) takeOver(row *Task) func() {
 	if r.cfg.Notifier != nil {
 		taken, _, err := r.update(context.Background(), row.ID, &edit{owner: &handover{row.Owner, r.id}}, r.cfg.StoreTimeout)
 		if err != nil {
-			r.log.error("notice not taken over", row.ID, "error", errorText(err))
+			r.log.error("notice not taken over", row.ID, "error", logText(err))
 			return func() {}
 		}
 		row = taken

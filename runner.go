@@ -68,11 +68,12 @@ type Runner struct {
 	tally    [7]atomic.Int64 // tasks by tallyOf: live ones now, ended ones since New
 	detached atomic.Int64
 	lent     atomic.Int64
-	final    atomic.Bool    // Shutdown has begun its last writes: nothing is scheduled any more
-	quit     chan struct{}  // closed when no pause is to be waited for any more
-	lastCall chan struct{}  // closed when the last writes of Shutdown are over
-	private  bool           // nobody else can know the store
-	stopped  sync.WaitGroup // the lease keeper and the watcher
+	final    atomic.Bool               // Shutdown has begun its last writes: nothing is scheduled any more
+	by       atomic.Pointer[time.Time] // until when Shutdown lets the store and the sinks answer
+	quit     chan struct{}             // closed when no pause is to be waited for any more
+	lastCall chan struct{}             // closed when the last writes of Shutdown are over
+	private  bool                      // nobody else can know the store
+	stopped  sync.WaitGroup            // the lease keeper and the watcher
 
 	// mu guards what follows. It is a leaf: nothing else is locked under it.
 	mu      sync.Mutex

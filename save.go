@@ -112,13 +112,21 @@ func guard[T any](ctx context.Context, within time.Duration, call func(context.C
 		state atomic.Int32
 		reply = make(chan answer, 1)
 	)
-	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("no answer within %v: %w", within, context.DeadlineExceeded))
+	outer := ctx
+	ctx, cancel := context.WithTimeout(outer, within)
+	// Whether the call says so or is left alone, the error is the same.
+	outOfTime := func() error {
+		if err := outer.Err(); err != nil {
+			return err
+		}
+		return fmt.Errorf("no answer within %v: %w", within, context.DeadlineExceeded)
+	}
 	go func() {
 		defer cancel()
 		a := answer{err: errGoexit}
 		defer func() {
 			if v := recover(); v != nil {
-				a.err = panicError(v)
+				a.err = newPanicError(v)
 			}
 			if state.CompareAndSwap(open, answered) {
 				reply <- a
@@ -128,17 +136,19 @@ func guard[T any](ctx context.Context, within time.Duration, call func(context.C
 		}()
 		a.v, a.err = call(ctx)
 	}()
+	var a answer
 	select {
-	case a := <-reply:
-		return a.v, a.err
+	case a = <-reply:
 	case <-ctx.Done():
 		if state.CompareAndSwap(open, abandoned) {
-			var none T
-			return none, context.Cause(ctx)
+			return a.v, outOfTime()
 		}
-		a := <-reply
-		return a.v, a.err
+		a = <-reply
 	}
+	if a.err != nil && ctx.Err() != nil && errors.Is(a.err, ctx.Err()) {
+		a.err = outOfTime()
+	}
+	return a.v, a.err
 }
 
 // withoutRun makes ctx one for a call of ours.
@@ -161,7 +171,7 @@ func protect(call func() error) error {
 		err := errGoexit
 		defer func() {
 			if v := recover(); v != nil {
-				err = panicError(v)
+				err = newPanicError(v)
 			}
 			reply <- err
 		}()
@@ -172,7 +182,31 @@ func protect(call func() error) error {
 
 var errGoexit = errors.New("it called runtime.Goexit")
 
-func panicError(v any) error { return fmt.Errorf("panic: %v\n%s", v, debug.Stack()) }
+// panicError is a panic of foreign code. Its stack is for the log alone.
+type panicError struct {
+	text  string
+	stack []byte
+}
+
+func newPanicError(v any) error { return &panicError{fmt.Sprint("panic: ", v), debug.Stack()} }
+
+func (e *panicError) Error() string { return e.text }
+
+// logText is err as the log shows it.
+func logText(err error) string {
+	if p := (*panicError)(nil); errors.As(err, &p) {
+		return errorText(err) + "\n" + string(p.stack)
+	}
+	return errorText(err)
+}
+
+// within is d, or what Shutdown has left for it.
+func (r *Runner) within(d time.Duration) time.Duration {
+	if by := r.by.Load(); by != nil {
+		d = min(d, max(time.Until(*by), 0))
+	}
+	return d
+}
 
 // write applies d to e's record and returns what is stored then, and whether
 // that changed anything. It takes no longer than within.
@@ -194,7 +228,7 @@ func (r *Runner) update(ctx context.Context, id uuid.UUID, d *edit, within time.
 		row     Task
 		changed bool
 	}
-	res, err := guard(withoutRun(ctx), within, func(ctx context.Context) (res result, err error) {
+	res, err := guard(withoutRun(ctx), r.within(within), func(ctx context.Context) (res result, err error) {
 		res.row, err = r.store.Update(ctx, id, func(t *Task) error {
 			res.changed = change.apply(t)
 			return nil
@@ -212,7 +246,7 @@ func (r *Runner) load(ctx context.Context, id uuid.UUID) (*Task, error) {
 	if r.memory != nil {
 		return r.memory.get(id)
 	}
-	t, err := guard(withoutRun(ctx), r.cfg.StoreTimeout, func(ctx context.Context) (Task, error) {
+	t, err := guard(withoutRun(ctx), r.within(r.cfg.StoreTimeout), func(ctx context.Context) (Task, error) {
 		return r.store.Get(ctx, id)
 	}, nil)
 	if err != nil {
@@ -224,9 +258,9 @@ func (r *Runner) load(ctx context.Context, id uuid.UUID) (*Task, error) {
 // rows reads the records that match f.
 func (r *Runner) rows(ctx context.Context, f Filter) ([]*Task, error) {
 	if r.memory != nil {
-		return collect(r.memory.List(ctx, f))
+		return r.memory.listed(f), ctx.Err()
 	}
-	return guard(withoutRun(ctx), r.cfg.StoreTimeout, func(ctx context.Context) ([]*Task, error) {
+	return guard(withoutRun(ctx), r.within(r.cfg.StoreTimeout), func(ctx context.Context) ([]*Task, error) {
 		return collect(r.store.List(ctx, f))
 	}, nil)
 }
@@ -236,7 +270,7 @@ func gone(err error) bool { return errors.Is(err, ErrNotFound) }
 
 // saveLater keeps what could not be stored, and tries again until it can.
 func (e *execution) saveLater(d *edit, err error) {
-	e.runner.log.error("store failed, the write will be repeated", e.id, "error", errorText(err))
+	e.runner.log.error("store failed, the write will be repeated", e.id, "error", logText(err))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.forgotten {
@@ -300,7 +334,7 @@ func (e *execution) save() {
 				rest.saving.scheduleLocked(e.save)
 			}
 			e.mu.Unlock()
-			r.log.warn("store failed again", e.id, "error", errorText(err))
+			r.log.warn("store failed again", e.id, "error", logText(err))
 			return
 		}
 		if err == nil {

@@ -137,9 +137,12 @@ func (s *closing) run() {
 	s.wait(r.cfg.ShutdownGrace, 0)
 	s.stop(func(e *execution) bool { return true })()
 	s.wait(max(r.cfg.ShutdownGrace, time.Second), time.Second)
+	by := time.Now().Add(r.cfg.StoreTimeout)
+	r.by.Store(&by)
 	s.force()
 	<-settled
-	s.lastWrites()
+	s.lastWrites(by)
+	r.by.Store(nil)
 	r.hub.close()
 	s.flushLog()
 	s.err = s.account()
@@ -219,12 +222,11 @@ func (s *closing) force() {
 	sideBySide(left)
 }
 
-// lastWrites tries once more, and for one StoreTimeout at most, what is not
+// lastWrites tries once more, until by, what is not
 // stored, put or delivered yet, and gives the lease back after that.
-func (s *closing) lastWrites() {
+func (s *closing) lastWrites(by time.Time) {
 	r := s.r
 	s.settleAll()
-	by := time.Now().Add(r.cfg.StoreTimeout)
 	r.final.Store(true)
 	close(r.quit)
 	var left []func()
@@ -257,7 +259,7 @@ func (r *Runner) release(within time.Duration) {
 		return struct{}{}, r.leaser.Release(ctx, r.id)
 	}, nil)
 	if err != nil {
-		r.log.warn("lease not released", uuid.Nil, "error", errorText(err))
+		r.log.warn("lease not released", uuid.Nil, "error", logText(err))
 	}
 }
 
@@ -312,7 +314,7 @@ func (s *closing) account() error {
 		if unsaved {
 			left.Unsaved = append(left.Unsaved, e.id)
 		}
-		if !inside && !unsaved {
+		if !unsaved {
 			r.drop(e, false, true)
 		}
 	}

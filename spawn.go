@@ -279,7 +279,7 @@ func (r *Runner) create(ctx context.Context, e *execution, t *Task) error {
 	if r.memory != nil {
 		err = r.memory.create(t)
 	} else {
-		_, err = guard(callContext{ctx, e}, r.cfg.StoreTimeout, func(ctx context.Context) (struct{}, error) {
+		_, err = guard(callContext{ctx, e}, r.within(r.cfg.StoreTimeout), func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, r.store.Create(ctx, *t)
 		}, func(struct{}) { e.disown(errors.New("its record was stored too late")) })
 	}

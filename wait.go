@@ -27,7 +27,7 @@ var ErrWaitCycle = errors.New("subagent: wait cycle")
 // Wait blocks until the task has ended and returns it with its whole
 // ResultText. The error is about waiting: ErrNotFound, ErrWaitCycle, or
 // ctx.Err() together with the task as it is then; how the task ended is
-// Task.Err. A task that has ended already is returned even if ctx is done.
+// Task.Err. What memory knows to have ended is returned even if ctx is done.
 // Whoever is handed the end first sees NotifiedAt zero, and its notice is
 // delivered with that.
 //
@@ -136,12 +136,14 @@ func joinIDs(ids []uuid.UUID) string {
 const pollEvery = 250 * time.Millisecond
 
 func (r *Runner) await(ctx context.Context, mode AwaitMode, targets []*target) error {
-	w := &wait{any: mode == AwaitAny, by: funcOf(ctx)}
+	w := &wait{any: mode == AwaitAny, by: funcOf(ctx), on: make([]*execution, 0, len(targets))}
 	var foreign []*target
+	seen := make(map[*execution]bool)
 	for _, t := range targets {
 		switch {
 		case t.e != nil:
-			if !slices.Contains(w.on, t.e) {
+			if !seen[t.e] {
+				seen[t.e] = true
 				w.on = append(w.on, t.e)
 			}
 		case !t.row.Status.Terminal():
@@ -233,7 +235,7 @@ func (r *Runner) handOver(ctx context.Context, t *target) *Task {
 	case t.e != nil && first:
 		t.e.saveLater(d, err)
 	default:
-		r.log.warn("delivery not stored", task.ID, "error", errorText(err))
+		r.log.warn("delivery not stored", task.ID, "error", logText(err))
 	}
 	task = snapshot(task)
 	if first {
@@ -397,7 +399,9 @@ func (w *wait) toldLocked() {
 	if w.untold > 0 {
 		return
 	}
-	w.unlinkLocked()
+	if w.any {
+		w.unlinkLocked()
+	}
 	if w.lends {
 		w.by.lend.comeBackLocked(w)
 	} else {
