@@ -83,7 +83,7 @@ func (r *Runner) Cancel(ctx context.Context, id uuid.UUID, o CancelOptions) (Tas
 	}
 	_, after := r.stop([]*execution{e}, c, nil)
 	err = r.attend(ctx, after)
-	return *e.view(true), err
+	return e.view(true).copy(), err
 }
 
 // CancelSession asks every live task of a session to stop, with the session's
@@ -264,8 +264,8 @@ type outcome struct {
 // verdict is how a task ends, from its first cause (nil: none) and the way in
 // which its Func came back (nil: it has not). entered says whether the Func was
 // ever entered. It is the one place where an end is decided.
-func verdict(c *cause, o *outcome, entered bool) *ending {
-	n := &ending{cancel: c.request(), detached: entered && o == nil}
+func verdict(c *cause, o *outcome, entered bool) (n ending) {
+	n = ending{cancel: c.request(), detached: entered && o == nil}
 	if o != nil {
 		n.Result, n.truncated = o.result, o.truncated
 	}

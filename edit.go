@@ -29,6 +29,12 @@ type ending struct {
 	progress  Progress
 }
 
+// endEdit is an edit and its ending in one piece.
+type endEdit struct {
+	edit
+	ending
+}
+
 // request is a cancel as the record shows it.
 type request struct {
 	at      time.Time

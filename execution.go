@@ -2,7 +2,6 @@ package subagent
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"time"
 
@@ -60,6 +59,7 @@ type execution struct {
 	family     *family // nil: it has no parent in memory and never had a child
 	queueTimer *time.Timer
 	waits      []*wait
+	oneWait    [1]*wait      // room for waits
 	born       chan struct{} // closed, and nil, once Spawn has made it or failed to; for a given ID only
 	rest       *aftermath
 
@@ -70,7 +70,8 @@ type execution struct {
 func (e *execution) record() *Task   { return e.task }
 func (e *execution) snapshot() *Task { return e.viewLocked(false) }
 
-// view is the task as it is now: full, or with a preview of its text.
+// view is the task as it is now: full, or with a preview of its text. It may
+// be the record itself: copy it before it is handed to a caller.
 func (e *execution) view(full bool) *Task {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -78,9 +79,10 @@ func (e *execution) view(full bool) *Task {
 }
 
 func (e *execution) viewLocked(full bool) *Task {
-	t := new(Task)
-	*t = *e.task
-	t.Metadata = maps.Clone(t.Metadata)
+	if full && e.task.Status.Terminal() {
+		return e.task
+	}
+	t := snapshot(e.task)
 	if !t.Status.Terminal() {
 		if req := e.cause.request(); req != nil {
 			(&edit{cancel: req}).apply(t)
@@ -180,7 +182,8 @@ func (e *execution) main() {
 	if !e.start() {
 		return
 	}
-	o := &outcome{reason: ReasonPanic, err: "panic: runtime.Goexit"}
+	o := &e.run.outcome
+	*o = outcome{reason: ReasonPanic, err: "panic: runtime.Goexit"}
 	// Deferred, because runtime.Goexit in the Func runs nothing else. Then o
 	// still says so: call replaces it on every other way out.
 	defer func() { e.returned(o) }()
@@ -327,18 +330,22 @@ func (e *execution) concludeLocked(o *outcome) *edit {
 	if o != nil {
 		e.inside = false
 	}
-	n := verdict(e.cause, o, entered)
-	if n.detached {
+	d := new(endEdit)
+	if e.run != nil {
+		d = &e.run.end // made with it, to spare an allocation
+	}
+	d.ending = verdict(e.cause, o, entered)
+	if d.detached {
 		e.runner.detached.Add(1)
 	}
 	if e.run != nil {
-		e.run.closeLocked(n)
+		e.run.closeLocked(&d.ending)
 	}
-	d := &edit{to: n.status, at: stamp(e.task.lastStamp()), end: n}
+	d.edit = edit{to: d.status, at: stamp(e.task.lastStamp()), end: &d.ending}
 	if e.foreground {
 		d.notified = d.at
 	}
-	return d
+	return &d.edit
 }
 
 // settle stores the end that was decided, and then lets the world know, in the

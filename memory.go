@@ -29,6 +29,7 @@ type MemoryStore struct {
 	sessions  *sorted.Index[string, *row]    // by ID, of each ParentSessionID
 	children  *sorted.Index[uuid.UUID, *row] // by ID, of each ParentTaskID
 	ended     int                            // terminal rows, owed ones too
+	spare     []*row                         // removed ones, for reuse
 	evictable *sorted.List[*row]             // terminal rows that owe no notice, oldest end first
 	retention int                            // how many terminal rows are kept; < 0: all
 	leases    map[string]time.Time           // owner to expiry, on the monotonic clock
@@ -36,6 +37,9 @@ type MemoryStore struct {
 }
 
 var _ Leaser = (*MemoryStore)(nil)
+
+// maxSpare is how many removed rows are kept for reuse.
+const maxSpare = 1024
 
 // row is the place of one task. The Task it points to is immutable from the
 // moment it is put there: a change puts another in its place. That is what
@@ -107,7 +111,7 @@ func (m *MemoryStore) Get(ctx context.Context, id uuid.UUID) (Task, error) {
 	if err != nil {
 		return Task{}, err
 	}
-	return *snapshot(t), nil
+	return t.copy(), nil
 }
 
 // Update implements Store. It holds no lock while edit runs and runs it again
@@ -128,7 +132,7 @@ func (m *MemoryStore) Update(ctx context.Context, id uuid.UUID, edit func(*Task)
 		}
 		t.Version = old.Version
 		if same(t, old) {
-			return *snapshot(old), nil
+			return old.copy(), nil
 		}
 		if err := checkChange(old, t); err != nil {
 			return Task{}, err
@@ -137,7 +141,7 @@ func (m *MemoryStore) Update(ctx context.Context, id uuid.UUID, edit func(*Task)
 		t = snapshot(t)
 		t.Version++
 		if m.swap(old, t) {
-			return *snapshot(t), nil
+			return t.copy(), nil
 		}
 	}
 }
@@ -157,7 +161,7 @@ func (m *MemoryStore) List(ctx context.Context, f Filter) iter.Seq2[Task, error]
 			var batch []*Task
 			batch, more = m.collect(&f)
 			for _, t := range batch {
-				if !yield(*snapshot(t), nil) {
+				if !yield(t.copy(), nil) {
 					return
 				}
 			}
@@ -360,7 +364,8 @@ func (m *MemoryStore) vacantLocked(tasks []*Task) error {
 }
 
 func (m *MemoryStore) insertLocked(t *Task) {
-	r := &row{t}
+	r := m.rowLocked()
+	r.task = t
 	m.rows[t.ID] = r
 	m.all.Insert(r)
 	m.sessions.Insert(t.ParentSessionID, r)
@@ -374,6 +379,20 @@ func (m *MemoryStore) removeLocked(r *row) {
 	m.all.Delete(r)
 	m.sessions.Delete(r.task.ParentSessionID, r)
 	m.children.Delete(r.task.ParentTaskID, r)
+	if r.task = nil; len(m.spare) < maxSpare {
+		m.spare = append(m.spare, r)
+	}
+}
+
+// rowLocked is an empty row: one that was removed, if there is one.
+func (m *MemoryStore) rowLocked() *row {
+	n := len(m.spare)
+	if n == 0 {
+		return new(row)
+	}
+	r := m.spare[n-1]
+	m.spare = m.spare[:n-1]
+	return r
 }
 
 // replaceLocked gives r its next state. The indexes by ID and by session hold
@@ -485,8 +504,7 @@ func (t *Task) times() [6]time.Time {
 
 // snapshot copies t, Metadata included.
 func snapshot(t *Task) *Task {
-	c := *t
-	c.Metadata = maps.Clone(t.Metadata)
+	c := t.copy()
 	return &c
 }
 

@@ -77,7 +77,7 @@ func (r *Runner) deliverOne(e *execution) {
 		if last && isClosed(r.lastCall) {
 			return
 		}
-		t := *e.view(true)
+		t := e.view(true).copy()
 		err := protect(func() error {
 			ctx, cancel := context.WithTimeout(e.callCtx(), r.within(r.cfg.StoreTimeout))
 			defer cancel()

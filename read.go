@@ -20,7 +20,7 @@ func (r *Runner) Get(ctx context.Context, id uuid.UUID) (Task, error) {
 	e := r.find(id)
 	if e != nil {
 		if t := e.answer(true); t != nil {
-			return *t, nil
+			return t.copy(), nil
 		}
 	}
 	row, err := r.load(ctx, id)
@@ -28,13 +28,13 @@ func (r *Runner) Get(ctx context.Context, id uuid.UUID) (Task, error) {
 	case e == nil && err != nil:
 		return Task{}, err
 	case e == nil:
-		return *snapshot(row), nil
+		return row.copy(), nil
 	case err == nil:
 		e.observe(row)
 	case !e.exists():
 		return Task{}, err
 	}
-	return *e.view(true), nil
+	return e.view(true).copy(), nil
 }
 
 // List returns the tasks that match f, ordered by ID, as they are now, with at

@@ -208,7 +208,7 @@ func (r *Runner) recoverTask(row *Task) *execution {
 	n := verdict(newCause(causeLost, ReasonLost, lostMessage, 0), nil, false)
 	n.Result = Result{row.ResultText, row.HeadID, row.SourceCommitID, row.StopReason}
 	n.truncated, n.usage, n.progress = row.ResultTruncated, row.Usage, row.Progress
-	e.settle(&edit{to: n.status, at: stamp(row.lastStamp()), end: n, owner: &handover{row.Owner, r.id}})
+	e.settle(&edit{to: n.status, at: stamp(row.lastStamp()), end: &n, owner: &handover{row.Owner, r.id}})
 	return e
 }
 
@@ -258,17 +258,17 @@ func (r *Runner) cancelStored(ctx context.Context, row *Task, err error, c *caus
 		return Task{}, err
 	}
 	if row.Status.Terminal() {
-		return *snapshot(row), nil
+		return row.copy(), nil
 	}
 	dead, err := r.isDead(ctx, row.Owner)
 	if err != nil {
-		return *snapshot(row), err
+		return row.copy(), err
 	}
 	if dead {
-		return *r.recoverTask(row).view(true), nil
+		return r.recoverTask(row).view(true).copy(), nil
 	}
 	stored, _, err := r.update(ctx, row.ID, &edit{cancel: c.request()}, r.cfg.StoreTimeout)
-	return *snapshot(cmp.Or(stored, row)), err
+	return cmp.Or(stored, row).copy(), err
 }
 
 // cancelForeign cancels the open tasks of a session that this Runner does not

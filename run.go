@@ -28,6 +28,8 @@ type Run struct {
 	tool     bool // progress.Message is the name of a tool
 	partial  partial
 	late     bool // a report after the end was logged
+	outcome  outcome
+	end      endEdit
 }
 
 // runContext is the root of a Func's ctx: it has the values of Spawn's ctx but
@@ -65,7 +67,7 @@ func RunFromContext(ctx context.Context) (*Run, bool) {
 }
 
 // Task returns the task as it is now.
-func (r *Run) Task() Task { return *r.e.view(true) }
+func (r *Run) Task() Task { return r.e.view(true).copy() }
 
 // ReportUsage says what the model call callID has used so far. A later report
 // for the same callID replaces the earlier one, so a stream may report its

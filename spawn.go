@@ -34,7 +34,7 @@ func (r *Runner) Spawn(ctx context.Context, req Request) (Task, error) {
 	if t == nil {
 		return Task{}, err
 	}
-	return *t, err
+	return t.copy(), err
 }
 
 // Run is Spawn and Wait: it returns the terminal task. How the task ended is
@@ -69,7 +69,7 @@ func (r *Runner) Run(ctx context.Context, req Request) (Task, error) {
 		after()
 	}()
 	if run, ok := RunFromContext(ctx); ok && run.e.why() != nil && e.abandon() {
-		return *e.view(true), err
+		return e.view(true).copy(), err
 	}
 	<-stored
 	_ = r.waitFor(context.Background(), e) // bounded: the grace ends it
@@ -79,7 +79,7 @@ func (r *Runner) Run(ctx context.Context, req Request) (Task, error) {
 // firstSight is the terminal task as it is handed to its foreground Run, whose
 // reading was stored with the end.
 func firstSight(t *Task) Task {
-	first := *t
+	first := t.copy()
 	first.NotifiedAt = time.Time{}
 	return first
 }
@@ -129,7 +129,10 @@ func (r *Runner) newExecution(ctx context.Context, q *Request) (*execution, *Tas
 	if err := q.validate(); err != nil {
 		return nil, nil, err
 	}
-	e := &execution{runner: r, id: q.ID, fn: q.Func, ctx: context.WithoutCancel(ctx), timeout: q.Timeout, depth: 1, independent: q.Independent}
+	if ctx.Done() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
+	e := &execution{runner: r, id: q.ID, fn: q.Func, ctx: ctx, timeout: q.Timeout, depth: 1, independent: q.Independent}
 	if e.fn == nil {
 		e.fn = r.cfg.Func
 	}
@@ -368,7 +371,7 @@ func (e *execution) line(queueTimeout time.Duration) (*Task, error) {
 		e.settle(end)
 		return e.view(true), nil
 	}
-	queued := e.viewLocked(true)
+	queued := e.task
 	start := e.slot // NoWait has one
 	if !start {
 		e.phase = phaseQueued
@@ -419,5 +422,6 @@ func (e *execution) disown(err error) {
 	e.mu.Lock()
 	e.phase, e.disowned, e.forgotten = phaseEnded, true, false
 	e.mu.Unlock()
-	e.saveLater(&edit{to: StatusErrored, at: c.at, end: verdict(c, nil, false)}, err)
+	n := verdict(c, nil, false)
+	e.saveLater(&edit{to: StatusErrored, at: c.at, end: &n}, err)
 }

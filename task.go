@@ -3,6 +3,7 @@ package subagent
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/google/uuid"
@@ -138,6 +139,13 @@ func (t Task) CorrelationID() string {
 		return t.ExternalTaskID
 	}
 	return t.ID.String()
+}
+
+// copy is t for a caller: a value that shares nothing he could write to.
+func (t *Task) copy() Task {
+	c := *t
+	c.Metadata = maps.Clone(c.Metadata)
+	return c
 }
 
 // lastStamp is the latest of the task's own times: nothing that happens to it

@@ -35,6 +35,16 @@ var ErrWaitCycle = errors.New("subagent: wait cycle")
 // Wait takes it again, ahead of the line, before it returns, and at once if
 // ctx or the Func's own ctx ends.
 func (r *Runner) Wait(ctx context.Context, id uuid.UUID) (Task, error) {
+	if e := r.findPinned(id); e != nil {
+		defer e.unpin()
+		if e.exists() {
+			err := r.waitFor(ctx, e)
+			if errors.Is(err, ErrWaitCycle) {
+				return Task{}, err
+			}
+			return r.handOver(ctx, target{e: e}), err
+		}
+	}
 	tasks, err := r.Await(ctx, AwaitAll, id)
 	if len(tasks) == 0 {
 		return Task{}, err
@@ -71,7 +81,7 @@ func (r *Runner) Await(ctx context.Context, mode AwaitMode, ids ...uuid.UUID) ([
 		if t.e != nil && !t.e.exists() {
 			return nil, fmt.Errorf("%w: %s", ErrNotFound, t.e.id) // its spawn failed
 		}
-		tasks[i] = *r.handOver(ctx, t)
+		tasks[i] = r.handOver(ctx, *t)
 	}
 	return tasks, err
 }
@@ -158,7 +168,9 @@ func (r *Runner) await(ctx context.Context, mode AwaitMode, targets []*target) e
 
 // waitFor blocks until e was told, or ctx ends.
 func (r *Runner) waitFor(ctx context.Context, e *execution) error {
-	return r.follow(ctx, &wait{on: []*execution{e}, by: funcOf(ctx)}, nil)
+	w := &wait{by: funcOf(ctx)}
+	w.on = append(w.one[:0], e)
+	return r.follow(ctx, w, nil)
 }
 
 // funcOf is the execution whose Func ctx belongs to, nil if there is none.
@@ -214,13 +226,13 @@ func (r *Runner) look(ctx context.Context, t *target) bool {
 
 // handOver is t's task as whoever waited for it gets it: if it has ended, this
 // is its delivery. Exactly one sees NotifiedAt zero, the first.
-func (r *Runner) handOver(ctx context.Context, t *target) *Task {
+func (r *Runner) handOver(ctx context.Context, t target) Task {
 	task := t.row
 	if t.e != nil {
 		task = r.current(t.e)
 	}
 	if !task.Status.Terminal() || !task.NotifiedAt.IsZero() {
-		return snapshot(task)
+		return task.copy()
 	}
 	first := t.e == nil || t.e.claim()
 	d := &edit{notified: stamp(task.lastStamp())}
@@ -237,13 +249,13 @@ func (r *Runner) handOver(ctx context.Context, t *target) *Task {
 	default:
 		r.log.warn("delivery not stored", task.ID, "error", logText(err))
 	}
-	task = snapshot(task)
+	handed := task.copy()
 	if first {
-		task.NotifiedAt = time.Time{}
-	} else if task.NotifiedAt.IsZero() {
-		task.NotifiedAt = d.notified
+		handed.NotifiedAt = time.Time{}
+	} else if handed.NotifiedAt.IsZero() {
+		handed.NotifiedAt = d.notified
 	}
-	return task
+	return handed
 }
 
 // current is e's task as any reader may see it now.
@@ -285,10 +297,11 @@ func (e *execution) unpin() {
 // settled when its record is stored, and told when everybody may know. A Func
 // that lent its slot lines up for it at the first and goes on after the second.
 type wait struct {
-	by      *execution   // whose Func waits; nil: nobody's
-	on      []*execution // what it waits for, in memory
-	foreign int          // tasks of other Runners that it waits for
-	over    int          // tasks that had ended before
+	by      *execution    // whose Func waits; nil: nobody's
+	on      []*execution  // what it waits for, in memory
+	one     [1]*execution // room for on
+	foreign int           // tasks of other Runners that it waits for
+	over    int           // tasks that had ended before
 	any     bool
 	ready   chan struct{} // closed when it may go on
 
@@ -323,6 +336,9 @@ func (w *wait) start() error {
 		}
 		if !e.told {
 			w.untold++
+			if e.waits == nil {
+				e.waits = e.oneWait[:0]
+			}
 			e.waits = append(e.waits, w)
 		}
 		e.mu.Unlock()

@@ -54,7 +54,7 @@ func long() {
 func TestReportOfAFile(t *testing.T) {
 	dir := tree(t, map[string]string{"sample.go": sample})
 	assert.Equal(t, strings.Join([]string{
-		"file	sample.go	sample	43",
+		"file	sample.go	sample	41",
 		"nodoc	sample.go:9	Bare",
 		"nodoc	sample.go:11	Documented.Method",
 		"nodoc	sample.go:12	Bare.Pointer",
@@ -83,7 +83,7 @@ func TestReportReadsWhatWasWritten(t *testing.T) {
 	dir := tree(t, map[string]string{"a.go": sample, "b.go": "package other\n", "c.go": "packag"})
 	r := readReport(inspectFile(dir, "a.go") + inspectFile(dir, "b.go") + inspectFile(dir, "c.go") + inspectFile(dir, "none.go"))
 	assert.Equal(t, []string{"sample", "other"}, r.packages)
-	assert.Equal(t, "2 files, 44 lines, 6 without doc, 3 TODOs", r.brief())
+	assert.Equal(t, "2 files, 42 lines, 6 without doc, 3 TODOs", r.brief())
 	assert.Equal(t, place{"a.go:35", "long", 7}, r.longest)
 	assert.Equal(t, []string{"c.go:1:1: expected 'package', found packag", "none.go: no such file or directory"}, r.problems)
 	assert.EqualError(t, r.err(), "c.go:1:1: expected 'package', found packag (and 1 more file)")

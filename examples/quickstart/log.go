@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"time"
 
@@ -54,7 +55,7 @@ func (l *log) line(what string, t subagent.Task) {
 		if d, ok := elapsed(t, t.CompletedAt); ok {
 			clock = short(d)
 		}
-		cells = append(cells, cell{text: "  " + pad(clock, 7)}, cell{text: detail(t, 0)})
+		cells = append(cells, cell{text: fmt.Sprintf("  %6s  ", clock)}, cell{text: detail(t, 0)})
 	}
 	printLines(l.out, paper{}.line(cells...))
 }

@@ -152,8 +152,8 @@ func (s *screen) table(p paper, tasks []subagent.Task, now time.Time) []string {
 	return lines
 }
 
-// row is one task: mark, state, folder, what it is at, how long it has run. The
-// detail takes the columns that the others leave.
+// row is one task: mark, state, folder, how long it has run, what it is at. Of a
+// long folder the end is kept, that tells it from its neighbours.
 func (s *screen) row(p paper, t subagent.Task, now time.Time) string {
 	state := stateOf(t)
 	if state.mark == "" {
@@ -168,12 +168,11 @@ func (s *screen) row(p paper, t subagent.Task, now time.Time) string {
 		clock = short(d)
 	}
 	names := min(s.names, max(8, p.width/3))
-	room := max(0, p.width-len(" x completed  ")-names-len("  ")-len("  00m00s"))
 	return p.line(
 		cell{" " + state.mark + " " + pad(state.word, len("completed")), state.style},
 		cell{"  " + pad(cutFront(t.Subject, names), names), plain},
-		cell{"  " + pad(cut(detail(t, position), room), room), dim},
 		cell{fmt.Sprintf("  %6s", clock), dim},
+		cell{"  " + detail(t, position), dim},
 	)
 }
 

@@ -78,14 +78,14 @@ func TestFrame(t *testing.T) {
 	assert.Equal(t, strings.Join([]string{
 		"12 folders under /src, 4 at a time",
 		"",
-		" ✓ completed  f00                         0/99 file.go                    0.0s",
-		" ⠋ running    …本語/の/とても長い/名前/f01  1/99 file.go                   12.0s",
+		" ✓ completed  f00                         0/99 file.go                     0.0s",
+		" ⠋ running    …語/の/とても長い/名前/f01  1/99 file.go                    12.0s",
 	}, "\n"), strings.Join(s.frame(p, rows, began.Add(12*time.Second))[:4], "\n"))
 	whole := strings.Join(s.frame(p, rows, began.Add(12*time.Second)), "\n")
 	assert.Contains(t, whole, "✗ errored    f02")
 	assert.Contains(t, whole, "· queued     f03")
 	assert.Contains(t, whole, "next in line")
-	assert.Contains(t, whole, "number 3 in line")
+	assert.Contains(t, whole, "#3 in line")
 	assert.Contains(t, whole, "■ cancelled  f04                         at 4/99 file.go")
 	assert.Contains(t, whole, "6/12  12.0s  stopping")
 	assert.Contains(t, whole, "p/deep/f05")
@@ -102,7 +102,7 @@ func TestFrameShowsTheLiveOnesFirst(t *testing.T) {
 		}
 	}
 	assert.Len(t, frame, 12)
-	assert.Equal(t, []string{"f01", "f05", "f03", "f07"}, order, "f10 and f11 are the others")
+	assert.Equal(t, []string{"f01", "f05", "f03", "f07", "f09"}, order, "f11 and f10 are in between")
 	assert.Contains(t, frame[9], "  … 5 more: 3 completed, 1 errored, 1 cancelled")
 }
 

@@ -42,7 +42,7 @@ func detail(t subagent.Task, position int) string {
 	case position == 1:
 		return "next in line"
 	case position > 1:
-		return fmt.Sprintf("number %s in line", grouped(position))
+		return fmt.Sprintf("#%s in line", grouped(position))
 	case t.Status == subagent.StatusErrored:
 		return printable(cmp.Or(t.Error, string(t.Reason)))
 	case t.Status == subagent.StatusCancelled && t.StartedAt.IsZero():

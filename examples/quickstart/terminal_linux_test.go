@@ -168,15 +168,15 @@ func TestTerminalShowsALiveTable(t *testing.T) {
 	heldA, heldB := reached(t, a), reached(t, b)
 
 	term.see("5 folders under "+root[:20], "2 at a time",
-		"running    a         2/2 z.go", "running    b         1/1 b.go",
-		"· queued     c         next in line", "· queued     d         number 2 in line",
-		"· queued     e         number 3 in line", "  0/5  ")
+		"running    a  2/2 z.go", "running    b  1/1 b.go",
+		"· queued     c  next in line", "· queued     d  #2 in line",
+		"· queued     e  #3 in line", "  0/5  ")
 	assert.True(t, term.cursorHidden())
 
 	feed(t, heldA)
-	term.see("✓ completed  a         2 files, 12 lines, 1 without doc, 1 TODO", "running    b",
-		"✓ completed  c         1 file, 6 lines", "✓ completed  d         1 file, 6 lines",
-		"✗ errored    e         e.go:3:6: expected", "  4/5  ", strings.Repeat("━", 32)+strings.Repeat("─", 8))
+	term.see("✓ completed  a  2 files, 12 lines, 1 without doc, 1 TODO", "running    b",
+		"✓ completed  c  1 file, 6 lines", "✓ completed  d  1 file, 6 lines",
+		"✗ errored    e  e.go:3:6: expected", "  4/5  ", strings.Repeat("━", 32)+strings.Repeat("─", 8))
 	feed(t, heldB)
 
 	code, emu := term.exit()
@@ -207,7 +207,7 @@ func TestTerminalCtrlCStopsTheSession(t *testing.T) {
 	assert.Equal(t, exitInterrupted, code)
 	assert.Empty(t, emu.faults)
 	assert.False(t, emu.hidden)
-	assert.Contains(t, emu.all(), "■ cancelled  a         at 2/3 b.go")
+	assert.Contains(t, emu.all(), "■ cancelled  a  at 2/3 b.go")
 	assert.Contains(t, emu.all(), ": 2 cancelled\n")
 	assert.Contains(t, emu.all(), "a  cancelled, session\n  read         2 files, 12 lines, 1 without doc, 1 TODO\n")
 	assert.NotContains(t, emu.all(), "stopping")
@@ -239,7 +239,7 @@ func TestTerminalThatIsTooSmallForAll(t *testing.T) {
 	term := open(t, 50, 12, nil, "-workers", "2", root)
 	heldA, heldB := reached(t, a), reached(t, b)
 	// Title, gap, six tasks, the rest, gap, bar, and the cursor's row.
-	term.see("running    a", "running    b", "next in line", "number 4 in line", "… 26 more: 26 queued", "0/32")
+	term.see("running    a", "running    b", "next in", "#4 in", "… 26 more: 26 queued", "0/32")
 	feed(t, heldA)
 	term.see("running    b", "… 26 more: 26 completed", "31/32")
 	feed(t, heldB)
@@ -257,7 +257,7 @@ func TestTerminalThatGrows(t *testing.T) {
 	path := pipe(t, root, "a/a.go")
 	term := open(t, 60, 8, nil, "-workers", "1", root)
 	held := reached(t, path)
-	term.see("running    a", "… 3 more: 3 queued")
+	term.see("running    a", "… 2 more: 2 queued")
 	size := [4]uint16{24, 60}
 	term.mu.Lock() // no frame of the new size is read before the screen has it
 	ioctl(t, term.master, syscall.TIOCSWINSZ, unsafe.Pointer(&size))
@@ -266,7 +266,7 @@ func TestTerminalThatGrows(t *testing.T) {
 		term.emu.rows++
 	}
 	term.mu.Unlock()
-	term.see("running    a", "next in line", "number 2 in line", "number 3 in line")
+	term.see("running    a", "next in line", "#2 in line", "#3 in line")
 	feed(t, held)
 	code, emu := term.exit()
 	assert.Equal(t, exitDone, code)
