@@ -330,9 +330,11 @@ func (e *execution) concludeLocked(o *outcome) *edit {
 	if o != nil {
 		e.inside = false
 	}
-	d := new(endEdit)
+	var d *endEdit
 	if e.run != nil {
 		d = &e.run.end // made with it, to spare an allocation
+	} else {
+		d = new(endEdit)
 	}
 	d.ending = verdict(e.cause, o, entered)
 	if d.detached {

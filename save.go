@@ -151,6 +151,14 @@ func guard[T any](ctx context.Context, within time.Duration, call func(context.C
 	return a.v, a.err
 }
 
+// endless is ctx without its end.
+func endless(ctx context.Context) context.Context {
+	if ctx.Done() == nil {
+		return ctx
+	}
+	return context.WithoutCancel(ctx)
+}
+
 // withoutRun makes ctx one for a call of ours.
 func withoutRun(ctx context.Context) context.Context {
 	if _, ours := ctx.(callContext); ours {

@@ -129,10 +129,7 @@ func (r *Runner) newExecution(ctx context.Context, q *Request) (*execution, *Tas
 	if err := q.validate(); err != nil {
 		return nil, nil, err
 	}
-	if ctx.Done() != nil {
-		ctx = context.WithoutCancel(ctx)
-	}
-	e := &execution{runner: r, id: q.ID, fn: q.Func, ctx: ctx, timeout: q.Timeout, depth: 1, independent: q.Independent}
+	e := &execution{runner: r, id: q.ID, fn: q.Func, ctx: endless(ctx), timeout: q.Timeout, depth: 1, independent: q.Independent}
 	if e.fn == nil {
 		e.fn = r.cfg.Func
 	}

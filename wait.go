@@ -236,7 +236,7 @@ func (r *Runner) handOver(ctx context.Context, t target) Task {
 	}
 	first := t.e == nil || t.e.claim()
 	d := &edit{notified: stamp(task.lastStamp())}
-	row, changed, err := r.update(context.WithoutCancel(ctx), task.ID, d, r.cfg.StoreTimeout)
+	row, changed, err := r.update(endless(ctx), task.ID, d, r.cfg.StoreTimeout)
 	switch {
 	case err == nil:
 		task, first = row, first && changed

@@ -61,7 +61,7 @@ func countLines(src []byte) int {
 	return n
 }
 
-var todoText = regexp.MustCompile(`(?:^TODO\b(?:\([^)]*\))?|\bTODO(?:\([^)]*\))?:)[:\s]*(.*)`)
+var todoText = regexp.MustCompile(`(?:^TODO\b(?:\([^)]*\))?|\sTODO(?:\([^)]*\))?:)[:\s]*(.*)`)
 
 // todos finds the lines of comments that start with TODO or hold "TODO:" or
 // "TODO(name):". Prose that merely speaks of them does not count.

@@ -15,6 +15,7 @@ type emulator struct {
 	scrolled      []string // what has left the screen at its top
 	x, y          int
 	hidden        bool // the cursor
+	shown         int  // how often it was shown
 	coloured      bool
 	faults        []string
 	pending       []byte // the start of a sequence that has not come in whole
@@ -99,6 +100,7 @@ func (e *emulator) control(args string, final byte) {
 		e.hidden = true
 	case sequence == "[?25h":
 		e.hidden = false
+		e.shown++
 	case sequence == "[K":
 		clear(e.grid[e.y][e.x:])
 	case sequence == "[J":

@@ -130,7 +130,7 @@ func TestAnInterruptShowsWhatWasFound(t *testing.T) {
 
 	assert.Equal(t, exitInterrupted, code())
 	said, _ := out.now()
-	assert.Regexp(t, `cancelled  a  0\.\ds   at 2/3 b.go\n`, said)
+	assert.Contains(t, timeless(said), "cancelled  a    0.0s  at 2/3 b.go\n")
 	assert.Regexp(t, `cancelled  b +never started\n`, said)
 	assert.NotContains(t, said, "started    b")
 	assert.Contains(t, said, ": 2 cancelled\n")
@@ -186,7 +186,7 @@ func TestAFolderThatVanishesIsItsTasksError(t *testing.T) {
 
 	assert.Equal(t, exitErrored, code())
 	said, _ := out.now()
-	assert.Regexp(t, `errored    b  0\.\ds   cannot read the folder: no such file or directory\n`, said)
+	assert.Contains(t, timeless(said), "errored    b    0.0s  cannot read the folder: no such file or directory\n")
 	assert.Contains(t, said, ": 2 completed, 1 errored\n")
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
 	"time"
@@ -38,7 +39,8 @@ type screen struct {
 	began    time.Time
 	stopped  bool
 	beat     int
-	drawn    []string // what stands on the terminal now, above the cursor
+	pressed  chan os.Signal // Ctrl-Z; nil outside begin and close
+	drawn    []string       // what stands on the terminal now, above the cursor
 }
 
 func newScreen(out io.Writer, size func() (columns, rows int, ok bool), o options) *screen {
@@ -53,6 +55,7 @@ func (s *screen) begin(tasks []subagent.Task, position queuePosition) {
 		s.index[t.ID] = i
 		s.names = max(s.names, width(t.Subject))
 	}
+	s.pressed = suspensions()
 	_, _ = io.WriteString(s.out, hideCursor)
 	s.tick()
 }
@@ -66,9 +69,23 @@ func (s *screen) update(t subagent.Task) {
 }
 
 func (s *screen) tick() {
+	select {
+	case <-s.pressed:
+		s.pause()
+	default:
+	}
 	s.beat++
 	p, rows := s.paper()
 	s.draw(s.frame(p, rows, time.Now()), p)
+}
+
+// pause gives the terminal back while the program is suspended. Afterwards the
+// table is drawn anew below what others have written meanwhile.
+func (s *screen) pause() {
+	_, _ = io.WriteString(s.out, showCursor)
+	suspend()
+	_, _ = io.WriteString(s.out, hideCursor)
+	s.drawn = nil
 }
 
 func (s *screen) stopping() {
@@ -87,7 +104,10 @@ func (s *screen) end(tasks []subagent.Task) {
 	s.draw(append(lines, summary(p, tasks, now.Sub(s.began))...), p)
 }
 
-func (s *screen) close() { _, _ = io.WriteString(s.out, showCursor) }
+func (s *screen) close() {
+	signal.Stop(s.pressed)
+	_, _ = io.WriteString(s.out, showCursor)
+}
 
 // paper is the terminal as it is now: its size may change at any time. The last
 // column stays empty, because terminals differ in what they do after it.
@@ -178,7 +198,7 @@ func (s *screen) row(p paper, t subagent.Task, now time.Time) string {
 
 func (s *screen) bar(p paper, now time.Time) string {
 	done, all := countEnded(s.tasks), len(s.tasks)
-	length := min(40, max(0, p.width-40))
+	length := min(30, max(0, p.width-48))
 	filled := length * done / max(1, all)
 	cells := []cell{
 		{" " + strings.Repeat("━", filled), green},
@@ -187,7 +207,7 @@ func (s *screen) bar(p paper, now time.Time) string {
 		{"  " + short(now.Sub(s.began)), dim},
 	}
 	if s.stopped {
-		cells = append(cells, cell{"  stopping; Ctrl-C again quits at once", yellow})
+		cells = append(cells, cell{"  stopping; Ctrl-C again quits", yellow})
 	}
 	return p.line(cells...)
 }

@@ -78,16 +78,16 @@ func TestFrame(t *testing.T) {
 	assert.Equal(t, strings.Join([]string{
 		"12 folders under /src, 4 at a time",
 		"",
-		" ✓ completed  f00                         0/99 file.go                     0.0s",
-		" ⠋ running    …語/の/とても長い/名前/f01  1/99 file.go                    12.0s",
+		" ✓ completed  f00                           0.0s  0/99 file.go",
+		" ⠋ running    …語/の/とても長い/名前/f01   12.0s  1/99 file.go",
 	}, "\n"), strings.Join(s.frame(p, rows, began.Add(12*time.Second))[:4], "\n"))
 	whole := strings.Join(s.frame(p, rows, began.Add(12*time.Second)), "\n")
 	assert.Contains(t, whole, "✗ errored    f02")
 	assert.Contains(t, whole, "· queued     f03")
 	assert.Contains(t, whole, "next in line")
 	assert.Contains(t, whole, "#3 in line")
-	assert.Contains(t, whole, "■ cancelled  f04                         at 4/99 file.go")
-	assert.Contains(t, whole, "6/12  12.0s  stopping")
+	assert.Contains(t, whole, "■ cancelled  f04                           4.0s  at 4/99 file.go")
+	assert.Contains(t, whole, "6/12  12.0s  stopping; Ctrl-C again quits")
 	assert.Contains(t, whole, "p/deep/f05")
 }
 

@@ -4,6 +4,7 @@ package main
 
 import (
 	"os"
+	"os/signal"
 	"syscall"
 	"unsafe"
 )
@@ -20,4 +21,24 @@ func terminalSize(f *os.File) (columns, rows int, ok bool) {
 		return 80, 24, true
 	}
 	return int(size.columns), int(size.rows), true
+}
+
+// suspensions returns a channel that says when Ctrl-Z was pressed; until
+// signal.Stop is called for it, it is all that Ctrl-Z does.
+func suspensions() chan os.Signal {
+	pressed := make(chan os.Signal, 1)
+	signal.Notify(pressed, syscall.SIGTSTP)
+	return pressed
+}
+
+// suspend stops the process and returns when it is continued.
+func suspend() {
+	continued := make(chan os.Signal, 1)
+	signal.Notify(continued, syscall.SIGCONT)
+	defer signal.Stop(continued)
+	// The stop takes effect some time after Kill: only the signal tells that it
+	// is over.
+	if syscall.Kill(syscall.Getpid(), syscall.SIGSTOP) == nil {
+		<-continued
+	}
 }

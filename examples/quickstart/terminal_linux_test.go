@@ -101,13 +101,13 @@ func (term *terminal) close() {
 	<-term.gone
 }
 
-// see waits until the screen shows all of texts at once.
+// see waits until the screen shows all of texts at once, whatever the clocks say.
 func (term *terminal) see(texts ...string) {
 	term.t.Helper()
 	deadline := time.After(patience)
 	for range 100_000 {
 		term.mu.Lock()
-		screen, news := term.emu.screen(), term.news
+		screen, news := timeless(term.emu.screen()), term.news
 		term.mu.Unlock()
 		if containsAll(screen, texts) {
 			return
@@ -135,7 +135,10 @@ func (term *terminal) press(key byte) {
 	require.NoError(term.t, err)
 }
 
-const ctrlC = 3
+const (
+	ctrlC = 3
+	ctrlZ = 26
+)
 
 // exit waits for the program's end and returns its code, and the emulator for
 // the test alone.
@@ -168,15 +171,15 @@ func TestTerminalShowsALiveTable(t *testing.T) {
 	heldA, heldB := reached(t, a), reached(t, b)
 
 	term.see("5 folders under "+root[:20], "2 at a time",
-		"running    a  2/2 z.go", "running    b  1/1 b.go",
-		"· queued     c  next in line", "· queued     d  #2 in line",
-		"· queued     e  #3 in line", "  0/5  ")
+		"running    a    0.0s  2/2 z.go", "running    b    0.0s  1/1 b.go",
+		"· queued     c          next in line", "· queued     d          #2 in line",
+		"· queued     e          #3 in line", "  0/5  0.0s")
 	assert.True(t, term.cursorHidden())
 
 	feed(t, heldA)
-	term.see("✓ completed  a  2 files, 12 lines, 1 without doc, 1 TODO", "running    b",
-		"✓ completed  c  1 file, 6 lines", "✓ completed  d  1 file, 6 lines",
-		"✗ errored    e  e.go:3:6: expected", "  4/5  ", strings.Repeat("━", 32)+strings.Repeat("─", 8))
+	term.see("✓ completed  a    0.0s  2 files, 12 lines, 1 without doc, 1 TODO", "running    b",
+		"✓ completed  c    0.0s  1 file, 6 lines", "✓ completed  d    0.0s  1 file, 6 lines",
+		"✗ errored    e    0.0s  e.go:3:6: expected", "  4/5  ", strings.Repeat("━", 24)+strings.Repeat("─", 6))
 	feed(t, heldB)
 
 	code, emu := term.exit()
@@ -189,7 +192,7 @@ func TestTerminalShowsALiveTable(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(all, "✓ completed  b "), "the final table stays")
 	assert.NotContains(t, all, "running")
 	assert.NotContains(t, all, "4/5")
-	assert.Contains(t, all, ": 4 completed, 1 errored\n  packages     4\n")
+	assert.Contains(t, all, ": 4 completed, 1 errored\n  packages     5\n")
 	assert.Contains(t, all, "  TODO         a.go:5  be quiet\n")
 }
 
@@ -200,14 +203,14 @@ func TestTerminalCtrlCStopsTheSession(t *testing.T) {
 	held := reached(t, path)
 	term.see("running    a", "2/3 b.go", "next in line")
 	term.press(ctrlC)
-	term.see("stopping   a", "■ cancelled  b", "never started", "stopping; Ctrl-C again quits at once")
+	term.see("stopping   a", "■ cancelled  b", "never started", "stopping; Ctrl-C again quits")
 	feed(t, held)
 
 	code, emu := term.exit()
 	assert.Equal(t, exitInterrupted, code)
 	assert.Empty(t, emu.faults)
 	assert.False(t, emu.hidden)
-	assert.Contains(t, emu.all(), "■ cancelled  a  at 2/3 b.go")
+	assert.Contains(t, timeless(emu.all()), "■ cancelled  a    0.0s  at 2/3 b.go")
 	assert.Contains(t, emu.all(), ": 2 cancelled\n")
 	assert.Contains(t, emu.all(), "a  cancelled, session\n  read         2 files, 12 lines, 1 without doc, 1 TODO\n")
 	assert.NotContains(t, emu.all(), "stopping")
@@ -227,6 +230,37 @@ func TestTerminalSecondCtrlCQuitsAtOnce(t *testing.T) {
 	code, emu := term.exit()
 	assert.Equal(t, exitInterrupted, code)
 	assert.False(t, emu.hidden)
+}
+
+func TestTerminalCtrlZGivesTheTerminalBack(t *testing.T) {
+	root := tree(t, map[string]string{"b/b.go": goodFile})
+	path := pipe(t, root, "a/a.go")
+	term := open(t, 100, 30, nil, "-workers", "1", root)
+	held := reached(t, path)
+	term.see("running    a")
+	term.press(ctrlZ)
+	stopped := make(chan bool, 1)
+	go func() {
+		var status syscall.WaitStatus
+		_, err := syscall.Wait4(term.cmd.Process.Pid, &status, syscall.WUNTRACED, nil)
+		stopped <- err == nil && status.Stopped()
+	}()
+	select {
+	case ok := <-stopped:
+		require.True(t, ok)
+	case <-time.After(patience):
+		require.FailNow(t, "the program does not stop")
+	}
+	require.NoError(t, term.cmd.Process.Signal(syscall.SIGCONT))
+	feed(t, held)
+
+	code, emu := term.exit()
+	assert.Equal(t, exitDone, code)
+	assert.Empty(t, emu.faults)
+	assert.False(t, emu.hidden)
+	assert.Equal(t, 2, emu.shown, "for the pause and at the end")
+	assert.Equal(t, 2, strings.Count(emu.all(), "2 folders under"), "the table of before stays where it was")
+	assert.Contains(t, emu.all(), "✓ completed  a")
 }
 
 func TestTerminalThatIsTooSmallForAll(t *testing.T) {

@@ -69,7 +69,12 @@ func (l *List[T]) Delete(v T) bool {
 	if !found {
 		return false
 	}
-	l.chunks[c] = slices.Delete(l.chunks[c], i, i+1)
+	if chunk := l.chunks[c]; i == 0 { // what came first goes first: nothing is moved
+		clear(chunk[:1])
+		l.chunks[c] = chunk[1:]
+	} else {
+		l.chunks[c] = slices.Delete(chunk, i, i+1)
+	}
 	l.n--
 	if len(l.chunks[c]) == 0 {
 		l.chunks = slices.Delete(l.chunks, c, c+1)
@@ -154,6 +159,9 @@ func (l *List[T]) push(v T) {
 // find returns where v is, or where it belongs; that is never past the end,
 // because Insert has ruled that out.
 func (l *List[T]) find(v T) (c, i int, found bool) {
+	if l.n > 0 && l.compare(l.chunks[0][0], v) == 0 {
+		return 0, 0, true
+	}
 	c, i = l.search(func(x T) bool { return l.compare(x, v) >= 0 })
 	found = c < len(l.chunks) && l.compare(l.chunks[c][i], v) == 0
 	return c, i, found

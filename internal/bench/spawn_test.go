@@ -1,0 +1,158 @@
+package bench_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/alitto/pond/v2"
+	"github.com/google/uuid"
+
+	"github.com/go-subagent/subagent"
+)
+
+// BenchmarkSpawnToDone is the whole life of a task whose Func does nothing, one
+// after the other, in a store that is full.
+func BenchmarkSpawnToDone(b *testing.B) {
+	b.Run("of=run", func(b *testing.B) { runOneByOne(b, subagent.Config{Func: nothing}) })
+	b.Run("of=spawn-wait", spawnOneByOne)
+	b.Run("of=pond", submitOneByOne)
+	b.Run("of=go", goOneByOne)
+	b.Run("of=run-subscriber", runWithSubscriber)
+	b.Run("of=run-cards", func(b *testing.B) { runOneByOne(b, subagent.Config{Func: nothing, Cards: ignorant{}}) })
+	b.Run("of=run-store", func(b *testing.B) {
+		runOneByOne(b, subagent.Config{Func: nothing, Store: foreign{subagent.NewMemoryStore()}})
+	})
+}
+
+func runOneByOne(b *testing.B, cfg subagent.Config) {
+	r := newSteadyRunner(b, cfg)
+	b.ReportAllocs()
+	for b.Loop() {
+		_, err := r.Run(context.Background(), request())
+		must(b, err)
+	}
+}
+
+func spawnOneByOne(b *testing.B) {
+	r := newSteadyRunner(b, subagent.Config{Func: nothing})
+	b.ReportAllocs()
+	for b.Loop() {
+		t, err := r.Spawn(context.Background(), request())
+		must(b, err)
+		_, err = r.Wait(context.Background(), t.ID)
+		must(b, err)
+	}
+}
+
+func submitOneByOne(b *testing.B) {
+	pool := pond.NewPool(slots)
+	defer pool.StopAndWait()
+	b.ReportAllocs()
+	for b.Loop() {
+		must(b, pool.Submit(func() {}).Wait())
+	}
+}
+
+// goOneByOne is the floor under all of them: a goroutine, and word of its end.
+func goOneByOne(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		done := make(chan struct{})
+		go close(done)
+		<-done
+	}
+}
+
+// runWithSubscriber has somebody read every event as it comes.
+func runWithSubscriber(b *testing.B) {
+	r := newSteadyRunner(b, subagent.Config{Func: nothing})
+	s := r.Subscribe(subagent.Filter{})
+	over := make(chan struct{})
+	go func() { // ends when s is closed; the deferred func waits for it
+		defer close(over)
+		for {
+			if _, err := s.Next(context.Background()); err != nil {
+				return
+			}
+		}
+	}()
+	defer func() {
+		s.Close()
+		<-over
+	}()
+	b.ReportAllocs()
+	for b.Loop() {
+		_, err := r.Run(context.Background(), request())
+		must(b, err)
+	}
+}
+
+// ignorant is a sink that does nothing with a card.
+type ignorant struct{}
+
+func (ignorant) PutCard(context.Context, subagent.Card) error { return nil }
+
+// foreign hides that a store is a MemoryStore: the Runner guards every call.
+type foreign struct{ subagent.Store }
+
+// BenchmarkBurst spawns all its tasks at once, at most burst of them, and then
+// waits for all. What it counts is per task.
+func BenchmarkBurst(b *testing.B) {
+	b.Run("of=runner", burstRunner)
+	b.Run("of=pond", burstPond)
+	b.Run("of=pond-group", burstPondGroup)
+}
+
+const burst = 10_000
+
+// inBursts calls do with how many tasks to spawn, b.N in all.
+func inBursts(b *testing.B, do func(n int)) {
+	b.ReportAllocs()
+	b.ResetTimer()
+	for left := b.N; left > 0; left -= burst {
+		do(min(left, burst))
+	}
+	b.StopTimer()
+}
+
+func burstRunner(b *testing.B) {
+	r := newSteadyRunner(b, subagent.Config{Func: nothing})
+	ids := make([]uuid.UUID, 0, burst)
+	inBursts(b, func(n int) {
+		ids = ids[:0]
+		for range n {
+			t, err := r.Spawn(context.Background(), request())
+			must(b, err)
+			ids = append(ids, t.ID)
+		}
+		_, err := r.Await(context.Background(), subagent.AwaitAll, ids...)
+		must(b, err)
+	})
+}
+
+func burstPond(b *testing.B) {
+	pool := pond.NewPool(slots)
+	defer pool.StopAndWait()
+	tasks := make([]pond.Task, 0, burst)
+	inBursts(b, func(n int) {
+		tasks = tasks[:0]
+		for range n {
+			tasks = append(tasks, pool.Submit(func() {}))
+		}
+		for _, t := range tasks {
+			must(b, t.Wait())
+		}
+	})
+}
+
+func burstPondGroup(b *testing.B) {
+	pool := pond.NewPool(slots)
+	defer pool.StopAndWait()
+	inBursts(b, func(n int) {
+		group := pool.NewGroup()
+		for range n {
+			group.Submit(func() {})
+		}
+		must(b, group.Wait())
+	})
+}
