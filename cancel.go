@@ -261,11 +261,11 @@ type outcome struct {
 	deadline  bool   // its error is context.DeadlineExceeded
 }
 
-// verdict is how a task ends, from its first cause (nil: none) and the way in
+// decide makes n how a task ends, from its first cause (nil: none) and the way in
 // which its Func came back (nil: it has not). entered says whether the Func was
 // ever entered. It is the one place where an end is decided.
-func verdict(c *cause, o *outcome, entered bool) (n ending) {
-	n = ending{cancel: c.request(), detached: entered && o == nil}
+func (n *ending) decide(c *cause, o *outcome, entered bool) {
+	n.cancel, n.detached = c.request(), entered && o == nil
 	if o != nil {
 		n.Result, n.truncated = o.result, o.truncated
 	}
@@ -274,7 +274,7 @@ func verdict(c *cause, o *outcome, entered bool) (n ending) {
 		if o.reason == "" {
 			n.status = StatusCompleted
 		}
-		return n
+		return
 	}
 	n.status, n.reason, n.err = StatusErrored, c.reason, c.message
 	switch {
@@ -288,5 +288,4 @@ func verdict(c *cause, o *outcome, entered bool) (n ending) {
 	case c.kind == causeShutdown && !entered:
 		n.status, n.err = StatusCancelled, ""
 	}
-	return n
 }

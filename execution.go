@@ -336,7 +336,7 @@ func (e *execution) concludeLocked(o *outcome) *edit {
 	} else {
 		d = new(endEdit)
 	}
-	d.ending = verdict(e.cause, o, entered)
+	d.decide(e.cause, o, entered)
 	if d.detached {
 		e.runner.detached.Add(1)
 	}

@@ -205,7 +205,8 @@ func (r *Runner) recoverTask(row *Task) *execution {
 	} else if err != nil {
 		e.retired = true // Shutdown does not wait for what it does not know
 	}
-	n := verdict(newCause(causeLost, ReasonLost, lostMessage, 0), nil, false)
+	var n ending
+	n.decide(newCause(causeLost, ReasonLost, lostMessage, 0), nil, false)
 	n.Result = Result{row.ResultText, row.HeadID, row.SourceCommitID, row.StopReason}
 	n.truncated, n.usage, n.progress = row.ResultTruncated, row.Usage, row.Progress
 	e.settle(&edit{to: n.status, at: stamp(row.lastStamp()), end: &n, owner: &handover{row.Owner, r.id}})

@@ -419,6 +419,7 @@ func (e *execution) disown(err error) {
 	e.mu.Lock()
 	e.phase, e.disowned, e.forgotten = phaseEnded, true, false
 	e.mu.Unlock()
-	n := verdict(c, nil, false)
+	var n ending
+	n.decide(c, nil, false)
 	e.saveLater(&edit{to: StatusErrored, at: c.at, end: &n}, err)
 }

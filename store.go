@@ -1,6 +1,7 @@
 package subagent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"iter"
@@ -112,7 +113,7 @@ func (f *Filter) compare(a, b uuid.UUID) int {
 	return compareIDs(a, b)
 }
 
-func compareIDs(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) }
+func compareIDs(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) }
 
 // owesNotice reports whether somebody is still to be told of t's end.
 func (t *Task) owesNotice() bool {
