@@ -281,7 +281,7 @@ func (r *Runner) create(ctx context.Context, e *execution, t *Task) error {
 	} else {
 		_, err = guard(callContext{ctx, e}, r.within(r.cfg.StoreTimeout), func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, r.store.Create(ctx, *t)
-		}, func(struct{}) { e.disown(errors.New("its record was stored too late")) })
+		}, func(struct{}) { e.bornLate() })
 	}
 	if err != nil {
 		return err
@@ -322,12 +322,10 @@ func (e *execution) failed(err error) (*Task, *execution, error) {
 		return nil, nil, err
 	}
 	err = fmt.Errorf("subagent: task not stored: %w", err)
-	if _, lerr := r.load(e.callCtx(), e.id); gone(lerr) {
-		e.vanish()
-		return nil, nil, err
-	} else if lerr != nil {
-		e.vanish()
-		e.disown(err)
+	if _, lerr := r.load(e.callCtx(), e.id); lerr != nil {
+		if late := e.vanish(); late || !gone(lerr) {
+			e.disown(err)
+		}
 		return nil, nil, err
 	}
 	e.mu.Lock()
@@ -398,11 +396,13 @@ func (e *execution) giveUpPlace() {
 	}
 }
 
-// vanish undoes a spawn that left no record: whoever waits finds nothing.
-func (e *execution) vanish() {
+// vanish undoes a spawn that left no record: whoever waits finds nothing. It
+// reports whether the record was stored after all.
+func (e *execution) vanish() (late bool) {
 	e.unreserve()
 	e.mu.Lock()
 	e.phase, e.told, e.retired = phaseEnded, true, true
+	late = e.late
 	waits := e.waits
 	e.waits = nil
 	e.announceBirthLocked()
@@ -410,6 +410,20 @@ func (e *execution) vanish() {
 	e.part(true)
 	e.runner.unregister(e)
 	wake(waits)
+	return late
+}
+
+// bornLate is a Create that succeeds when it is no longer waited for. If the
+// spawn has vanished meanwhile, its record is disowned; else whoever sees to
+// the failed spawn does that, or finds it.
+func (e *execution) bornLate() {
+	e.mu.Lock()
+	e.late = true
+	vanished := e.phase == phaseEnded && !e.stored
+	e.mu.Unlock()
+	if vanished {
+		e.disown(errors.New("its record was stored too late"))
+	}
 }
 
 // disown sees to a record that may or may not have been stored, although its

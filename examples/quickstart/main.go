@@ -81,6 +81,7 @@ func quit() {
 	for _, f := range []*os.File{os.Stdout, os.Stderr} {
 		if isLive(f) {
 			_, _ = io.WriteString(f, showCursor+"\n")
+			break
 		}
 	}
 	os.Exit(exitInterrupted)

@@ -214,6 +214,7 @@ func TestTerminalCtrlCStopsTheSession(t *testing.T) {
 	assert.Contains(t, emu.all(), ": 2 cancelled\n")
 	assert.Contains(t, emu.all(), "a  cancelled, session\n  read         2 files, 12 lines, 1 without doc, 1 TODO\n")
 	assert.NotContains(t, emu.all(), "stopping")
+	assert.NotContains(t, emu.all(), "^C", "the echo of the key is drawn over")
 }
 
 func TestTerminalSecondCtrlCQuitsAtOnce(t *testing.T) {
