@@ -45,7 +45,7 @@ type execution struct {
 	slot       bool    // a slot is its own: held, or lent by lend
 	foreground bool    // a Run waits for it, and stays until it is told
 	retired    bool    // told, and its worker is back: Shutdown need not wait for it
-	late       bool    // its record was stored when nobody waited for that any more
+	late       bool    // its Create returned when nobody waited for that any more
 	disowned   bool    // its spawn failed, yet its record may exist
 	forgotten  bool    // its record was deleted: nothing of it is stored any more
 	claimed    bool    // somebody was handed its end

@@ -101,8 +101,9 @@ func (c callContext) Value(key any) any {
 // guard calls foreign code and comes back when it has answered, when ctx ends,
 // or after the time it may take: whatever that code does. It turns a panic
 // into an error. A call that does not answer goes on alone, on a goroutine
-// that ends when it does; late (if not nil) is told then if it succeeded.
-func guard[T any](ctx context.Context, within time.Duration, call func(context.Context) (T, error), late func(T)) (T, error) {
+// that ends when it does; late (if not nil) is told then, for even one that
+// fails may have done something.
+func guard[T any](ctx context.Context, within time.Duration, call func(context.Context) (T, error), late func()) (T, error) {
 	type answer struct {
 		v   T
 		err error
@@ -130,8 +131,8 @@ func guard[T any](ctx context.Context, within time.Duration, call func(context.C
 			}
 			if state.CompareAndSwap(open, answered) {
 				reply <- a
-			} else if late != nil && a.err == nil {
-				late(a.v)
+			} else if late != nil {
+				late()
 			}
 		}()
 		a.v, a.err = call(ctx)

@@ -281,7 +281,7 @@ func (r *Runner) create(ctx context.Context, e *execution, t *Task) error {
 	} else {
 		_, err = guard(callContext{ctx, e}, r.within(r.cfg.StoreTimeout), func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, r.store.Create(ctx, *t)
-		}, func(struct{}) { e.bornLate() })
+		}, e.bornLate)
 	}
 	if err != nil {
 		return err
@@ -413,7 +413,7 @@ func (e *execution) vanish() (late bool) {
 	return late
 }
 
-// bornLate is a Create that succeeds when it is no longer waited for. If the
+// bornLate is a Create that returns when it is no longer waited for. If the
 // spawn has vanished meanwhile, its record is disowned; else whoever sees to
 // the failed spawn does that, or finds it.
 func (e *execution) bornLate() {
