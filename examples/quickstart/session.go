@@ -164,9 +164,9 @@ func await(ctx context.Context, runner *subagent.Runner, tasks []subagent.Task) 
 }
 
 // shutdown ends the Runner. All that may be left then is a sub-agent that hangs
-// in a read; it is given no more time, for the program is about to exit.
+// in a read; it is given little time, for the program is about to exit.
 func shutdown(ctx context.Context, runner *subagent.Runner) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	err := runner.Shutdown(ctx)
 	if left := (*subagent.ShutdownError)(nil); errors.As(err, &left) && len(left.Detached) > 0 {
