@@ -117,10 +117,13 @@ func (e *execution) observe(row *Task) {
 	e.showLocked(row)
 }
 
-// showLocked makes row visible unless a newer one is. A late answer of the
-// store never takes a reader back.
+// showLocked makes row visible unless a newer one is: a late answer of the
+// store never takes a reader back. Versions alone do not tell: an end that is
+// not stored yet was counted on top of a record that the store may have
+// changed since.
 func (e *execution) showLocked(row *Task) {
-	if row.Version >= e.task.Version {
+	back := e.task.Status.Terminal() && !row.Status.Terminal()
+	if row.Version >= e.task.Version && !back {
 		e.task = row
 	}
 }
