@@ -126,9 +126,9 @@ func (r *Runner) delivered(e *execution) {
 	d := &edit{notified: stamp(e.view(false).lastStamp())}
 	row, _, err := e.write(d, r.cfg.StoreTimeout)
 	switch {
-	case err == nil:
+	case err == nil && row.Status.Terminal():
 		e.observe(row)
-	case !gone(err):
+	case !gone(err): // without an error: its end is to be stored first
 		e.saveLater(d, err)
 	}
 }

@@ -279,7 +279,9 @@ func gone(err error) bool { return errors.Is(err, ErrNotFound) }
 
 // saveLater keeps what could not be stored, and tries again until it can.
 func (e *execution) saveLater(d *edit, err error) {
-	e.runner.log.error("store failed, the write will be repeated", e.id, "error", logText(err))
+	if err != nil {
+		e.runner.log.error("store failed, the write will be repeated", e.id, "error", logText(err))
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.forgotten {

@@ -238,15 +238,15 @@ func (r *Runner) handOver(ctx context.Context, t target) Task {
 	d := &edit{notified: stamp(task.lastStamp())}
 	row, changed, err := r.update(endless(ctx), task.ID, d, r.cfg.StoreTimeout)
 	switch {
-	case err == nil:
+	case err == nil && row.Status.Terminal():
 		task, first = row, first && changed
 		if t.e != nil {
 			t.e.observe(row)
 		}
 	case gone(err):
 	case t.e != nil && first:
-		t.e.saveLater(d, err)
-	default:
+		t.e.saveLater(d, err) // without an error: its end is to be stored first
+	case err != nil:
 		r.log.warn("delivery not stored", task.ID, "error", logText(err))
 	}
 	handed := task.copy()

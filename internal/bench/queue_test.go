@@ -17,10 +17,11 @@ const million = 1_000_000
 
 // BenchmarkQueuedMemory reports what one of a million queued tasks keeps in
 // memory, its record in the MemoryStore included, beyond its strings: those are
-// constants here. spans-B/task adds the holes that the allocator keeps between
-// the objects, which depend on what was there before. of=sessions gives each task a session of its own, which is
-// the dearest case for the store's indexes; the bytes of that string are taken
-// off. ns/op is per task and covers the spawning alone.
+// constants here. B/task is what is live; spans-B/task adds the holes that the
+// allocator keeps between live objects, which depend on what was there before.
+// of=sessions gives each task a session of its own, the dearest case for the
+// store's indexes; the bytes of that string are taken off. ns/op is per task
+// and covers the spawning alone.
 func BenchmarkQueuedMemory(b *testing.B) {
 	skipIfShort(b)
 	b.Run("of=one-session", func(b *testing.B) { queuedMemory(b, request, 0) })
