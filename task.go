@@ -1,3 +1,21 @@
+// Package subagent looks after the life of background sub-agent tasks. A host
+// hands a Runner a prompt and a synchronous function; the Runner gives the task
+// an ID of its own, stores it, queues it first come first served behind a
+// limited number of slots, runs it, and can always say what became of it.
+//
+// What holds, in short: a task settles once, and everybody who is told of its
+// end is told the same; the end is stored before its slot goes on, and the slot
+// goes on before waiters wake; slots are granted strictly in order and none is
+// lost; a cancel is obeyed or enforced; nested tasks that wait for each other
+// finish with any number of slots; whatever a store or a sink does, no result is
+// lost. The guarantees have numbers, G1 to G17, in docs/guarantees.md, and
+// tests named after them.
+//
+// Inside, a task is an execution with a lock of its own, and at each moment one
+// goroutine owns it: only that one settles it, everybody else leaves a cause.
+// The order of the locks is: waits, family, execution, and then one of Runner,
+// Capacity and hub; no two executions' locks nest, and no foreign code (Func,
+// Store, CardSink, Notifier, Logger) runs under any lock.
 package subagent
 
 import (

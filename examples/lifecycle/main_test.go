@@ -1,0 +1,27 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/tour.txt")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestTour(t *testing.T) {
+	var out bytes.Buffer
+	synctest.Test(t, func(t *testing.T) { require.NoError(t, tour(&out)) })
+	if *update {
+		require.NoError(t, os.WriteFile("testdata/tour.txt", out.Bytes(), 0o644))
+	}
+	want, err := os.ReadFile("testdata/tour.txt")
+	require.NoError(t, err)
+	require.Equal(t, string(want), out.String())
+}
