@@ -424,6 +424,7 @@ func TestG6_HandOffRace(t *testing.T) {
 					want := subagent.StatusCancelled
 					if first == "queue timeout" && !released {
 						time.Sleep(time.Minute)
+						synctest.Wait()
 						want = subagent.StatusErrored
 					}
 					if released {
