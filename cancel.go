@@ -75,11 +75,9 @@ func (r *Runner) Cancel(ctx context.Context, id uuid.UUID, o CancelOptions) (Tas
 		return Task{}, err
 	}
 	e := r.find(id)
-	if e == nil || !e.exists() {
-		// Its Create may still be under way: it exists once a reader finds it.
-		if t, err := r.load(ctx, id); err != nil || e == nil {
-			return r.cancelStored(ctx, t, err, c)
-		}
+	if e == nil || !r.exists(ctx, e) {
+		t, err := r.load(ctx, id)
+		return r.cancelStored(ctx, t, err, c)
 	}
 	_, after := r.stop([]*execution{e}, c, nil)
 	err = r.attend(ctx, after)
@@ -104,7 +102,7 @@ func (r *Runner) CancelSession(ctx context.Context, sessionID string, o CancelOp
 	err = r.attend(ctx, after)
 	tasks, ferr := r.cancelForeign(ctx, sessionID, c)
 	for _, e := range union(live, marked) {
-		if e.exists() {
+		if r.exists(ctx, e) {
 			tasks = append(tasks, *e.view(false))
 		}
 	}

@@ -44,7 +44,10 @@ const maxSpare = 1024
 // row is the place of one task. The Task it points to is immutable from the
 // moment it is put there: a change puts another in its place. That is what
 // makes reading it safe after mu is let go.
-type row struct{ task *Task }
+type row struct {
+	id   uuid.UUID // beside task: a search looks at many rows and at few tasks
+	task *Task
+}
 
 const (
 	defaultRetention = 10_000
@@ -189,47 +192,6 @@ func (m *MemoryStore) Delete(ctx context.Context, ids ...uuid.UUID) error {
 	return nil
 }
 
-// Renew implements Leaser. An empty owner, or a ttl that is not positive, is
-// ErrInvalidRequest.
-func (m *MemoryStore) Renew(ctx context.Context, owner string, ttl time.Duration) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if owner == "" {
-		return fmt.Errorf("%w: lease without an owner", ErrInvalidRequest)
-	}
-	if ttl <= 0 {
-		return fmt.Errorf("%w: lease of %v", ErrInvalidRequest, ttl)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := time.Now()
-	m.leases[owner] = now.Add(ttl)
-	m.sweepLocked(now)
-	return nil
-}
-
-// Live implements Leaser.
-func (m *MemoryStore) Live(ctx context.Context, owner string) (bool, error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return time.Now().Before(m.leases[owner]), nil
-}
-
-// Release implements Leaser.
-func (m *MemoryStore) Release(ctx context.Context, owner string) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.leases, owner)
-	return nil
-}
-
 // create is Create for a Runner: t, with Version 1, belongs to the store from
 // here on, and nobody writes to it again.
 func (m *MemoryStore) create(t *Task) error {
@@ -313,7 +275,7 @@ func (m *MemoryStore) collect(f *Filter) (batch []*Task, more bool) {
 			return batch, true
 		}
 		scanned++
-		f.After = r.task.ID
+		f.After = r.id
 		if !f.match(r.task) {
 			continue
 		}
@@ -340,7 +302,7 @@ func (m *MemoryStore) scanLocked(f *Filter) iter.Seq[*row] {
 	var beyond func(*row) bool
 	if after := f.After; after != uuid.Nil {
 		cursor := Filter{After: after, NewestFirst: f.NewestFirst} // f's own moves
-		beyond = func(r *row) bool { return cursor.past(r.task.ID) }
+		beyond = func(r *row) bool { return cursor.past(r.id) }
 	}
 	switch {
 	case list == nil:
@@ -365,7 +327,7 @@ func (m *MemoryStore) vacantLocked(tasks []*Task) error {
 
 func (m *MemoryStore) insertLocked(t *Task) {
 	r := m.rowLocked()
-	r.task = t
+	r.id, r.task = t.ID, t
 	m.rows[t.ID] = r
 	m.all.Insert(r)
 	m.sessions.Insert(t.ParentSessionID, r)
@@ -375,7 +337,7 @@ func (m *MemoryStore) insertLocked(t *Task) {
 
 func (m *MemoryStore) removeLocked(r *row) {
 	m.uncountLocked(r)
-	delete(m.rows, r.task.ID)
+	delete(m.rows, r.id)
 	m.all.Delete(r)
 	m.sessions.Delete(r.task.ParentSessionID, r)
 	m.children.Delete(r.task.ParentTaskID, r)
@@ -440,16 +402,6 @@ func (m *MemoryStore) evictLocked() {
 	}
 }
 
-// sweepLocked forgets expired leases whenever their number may have doubled:
-// the map stays within twice the live ones, at a constant cost per Renew.
-func (m *MemoryStore) sweepLocked(now time.Time) {
-	if len(m.leases) < m.sweepAt {
-		return
-	}
-	maps.DeleteFunc(m.leases, func(_ string, expiry time.Time) bool { return !now.Before(expiry) })
-	m.sweepAt = max(minLeaseSweep, 2*len(m.leases))
-}
-
 // checkChange judges the change of a stored record from old to t, whoever
 // makes it. It does not look at Version, and leaves t as it was.
 func checkChange(old, t *Task) error {
@@ -508,7 +460,7 @@ func snapshot(t *Task) *Task {
 	return &c
 }
 
-func byID(a, b *row) int { return compareIDs(a.task.ID, b.task.ID) }
+func byID(a, b *row) int { return compareIDs(a.id, b.id) }
 
 // byEnd is the order in which rows are evicted.
 func byEnd(a, b *row) int {

@@ -37,6 +37,16 @@ func (r *Runner) Get(ctx context.Context, id uuid.UUID) (Task, error) {
 	return e.view(true).copy(), nil
 }
 
+// exists reports whether a reader can find e. While its Create is under way the
+// store may have it already.
+func (r *Runner) exists(ctx context.Context, e *execution) bool {
+	if e.exists() {
+		return true
+	}
+	_, err := r.load(ctx, e.id)
+	return err == nil
+}
+
 // List returns the tasks that match f, ordered by ID, as they are now, with at
 // most 2000 bytes of ResultText (ResultTruncated says so). It reads the store
 // and puts on top what memory knows better. It never counts as delivery. ctx

@@ -78,7 +78,7 @@ type Runner struct {
 	// mu guards what follows. It is a leaf: nothing else is locked under it.
 	mu      sync.Mutex
 	tasks   map[uuid.UUID]*execution // live ones, and ended ones about which something is left to be done
-	unsaved map[*execution]struct{}  // ended, and the store does not know it
+	unsaved map[*execution]bool      // ended, and the store does not know it; false: it may not exist at all
 	open    int                      // tasks that Shutdown waits for: not told, or their worker not back
 	helpers int                      // goroutines of ours that write, put or deliver
 	closing *closing                 // nil until Shutdown
@@ -105,7 +105,7 @@ func New(ctx context.Context, cfg Config) (*Runner, error) {
 	}
 	r := &Runner{
 		id: id.String(), cfg: cfg, store: cfg.Store, capacity: cfg.Capacity,
-		tasks: make(map[uuid.UUID]*execution), unsaved: make(map[*execution]struct{}),
+		tasks: make(map[uuid.UUID]*execution), unsaved: make(map[*execution]bool),
 		quit: make(chan struct{}), lastCall: make(chan struct{}),
 	}
 	r.log.logger = cfg.Logger
@@ -211,8 +211,13 @@ type Stats struct {
 // a task on its way from one state to the next may be counted in both.
 func (r *Runner) Stats() Stats {
 	count := func(s Status) int64 { return r.tally[tallyOf(s)].Load() }
+	unsaved := 0
 	r.mu.Lock()
-	unsaved := len(r.unsaved)
+	for _, exists := range r.unsaved {
+		if exists {
+			unsaved++
+		}
+	}
 	r.mu.Unlock()
 	return Stats{
 		Capacity:    r.capacity.Stats(),
@@ -294,11 +299,11 @@ func (r *Runner) drop(e *execution, back, over bool) {
 	r.pokeLocked()
 }
 
-// keep counts e as unsaved, if it has ended.
-func (r *Runner) keep(e *execution) {
+// keep remembers that e's end is not stored, and whether e exists.
+func (r *Runner) keep(e *execution, exists bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.unsaved[e] = struct{}{}
+	r.unsaved[e] = exists
 }
 
 func (r *Runner) saved(e *execution) {

@@ -290,7 +290,7 @@ func (e *execution) saveLater(d *edit, err error) {
 	rest := e.restLocked()
 	rest.want = d.over(rest.want)
 	if d.end != nil {
-		e.runner.keep(e)
+		e.runner.keep(e, !e.disowned)
 	}
 	if rest.saving.state == workIdle {
 		rest.saving.scheduleLocked(e.save)

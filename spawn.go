@@ -171,6 +171,11 @@ func (q *Request) queueTimeout(def time.Duration) time.Duration {
 // If its ID is known already it returns that task.
 func (r *Runner) admit(ctx context.Context, e *execution, t *Task, q *Request) (known *Task, err error) {
 	if err := ctx.Err(); err != nil {
+		if e.parent != nil { // whose ctx this may be
+			if why := e.parent.admitsKids(); why != nil {
+				err = fmt.Errorf("%w: %w", why, err)
+			}
+		}
 		return nil, err
 	}
 	if r.isClosing() {

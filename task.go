@@ -169,13 +169,13 @@ func (t *Task) copy() Task {
 // lastStamp is the latest of the task's own times: nothing that happens to it
 // is stamped earlier.
 func (t *Task) lastStamp() time.Time {
-	last := t.CreatedAt
-	for _, at := range [...]time.Time{t.QueuedAt, t.StartedAt, t.CancelRequestedAt, t.CompletedAt, t.NotifiedAt} {
-		if at.After(last) {
+	last := &t.CreatedAt
+	for _, at := range [...]*time.Time{&t.QueuedAt, &t.StartedAt, &t.CancelRequestedAt, &t.CompletedAt, &t.NotifiedAt} {
+		if at.After(*last) {
 			last = at
 		}
 	}
-	return last
+	return *last
 }
 
 // stamp is the present as tasks record it, but never before floor.
