@@ -120,13 +120,17 @@ func (r *Runner) stop(roots []*execution, c *cause, own func(*execution) bool) (
 	for _, e := range roots {
 		marked = e.mark(c, own, marked)
 	}
+	return marked, signalAll(marked)
+}
+
+func signalAll(marked []*execution) (after func()) {
 	var left []func()
 	for _, e := range marked {
 		if f := e.signal(); f != nil {
 			left = append(left, f)
 		}
 	}
-	return marked, func() { sideBySide(left) }
+	return func() { sideBySide(left) }
 }
 
 // signal carries out the cause that e has just taken. What it returns is still

@@ -42,6 +42,7 @@ type execution struct {
 	staged     bool    // the Funcs that its end lets go on are lined up
 	told       bool    // its end was told: waiters have been let go
 	inside     bool    // its goroutine is in its Func
+	leaving    bool    // it was detached and has returned: its slot is being handed on
 	slot       bool    // a slot is its own: held, or lent by lend
 	foreground bool    // a Run waits for it, and stays until it is told
 	retired    bool    // told, and its worker is back: Shutdown need not wait for it
@@ -281,12 +282,15 @@ func (e *execution) returned(o *outcome) {
 		e.settle(d)
 		return
 	}
-	e.inside = false
+	e.inside, e.leaving = false, true
 	e.mu.Unlock()
 	r := e.runner
 	r.detached.Add(-1)
 	r.log.warn("detached worker returned, its result is dropped", e.id, "reason", string(o.reason), "error", o.err)
 	e.freeSlot()
+	e.mu.Lock()
+	e.leaving = false
+	e.mu.Unlock()
 	e.retire()
 }
 
@@ -449,7 +453,7 @@ func (e *execution) tell() {
 // retire drops e from the registry once nothing about it is left to be done.
 func (e *execution) retire() {
 	e.mu.Lock()
-	back := e.told && !e.inside
+	back := e.told && !e.inside && !e.leaving
 	first := back && !e.retired
 	e.retired = e.retired || back
 	stuck := e.told && e.inside

@@ -118,8 +118,12 @@ func (e *execution) mark(c *cause, own func(*execution) bool, marked []*executio
 	e.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	took := e.take(c)
+	if !took && e.ended() {
+		return marked // it merely ended: its children go on
+	}
 	below := c.forDescendant()
-	return e.markTreeLocked(c, func(kid *execution) *cause {
+	return e.markTreeLocked(took, func(kid *execution) *cause {
 		if own != nil && own(kid) {
 			return c
 		}
@@ -127,11 +131,12 @@ func (e *execution) mark(c *cause, own func(*execution) bool, marked []*executio
 	}, marked)
 }
 
-func (e *execution) markTreeLocked(c *cause, forKid func(*execution) *cause, marked []*execution) []*execution {
+func (e *execution) markTreeLocked(took bool, forKid func(*execution) *cause, marked []*execution) []*execution {
 	for _, kid := range e.kidsInOrderLocked() {
-		marked = kid.markTreeLocked(forKid(kid), forKid, marked)
+		// One that has ended, or took another cause, is passed through.
+		marked = kid.markTreeLocked(kid.take(forKid(kid)), forKid, marked)
 	}
-	if e.take(c) {
+	if took {
 		marked = append(marked, e)
 	}
 	return marked

@@ -151,18 +151,16 @@ func (s *closing) run() {
 // stop gives every task that matches, and has no cause yet, this one.
 func (s *closing) stop(match func(*execution) bool) func() {
 	c := newCause(causeShutdown, ReasonShutdown, "worker pool shutdown", 0)
-	var left []func()
+	var marked []*execution
 	for _, e := range s.r.executions(nil) {
 		e.mu.Lock()
-		took := match(e) && e.takeLocked(c)
-		e.mu.Unlock()
-		if took {
-			if f := e.signal(); f != nil {
-				left = append(left, f)
-			}
+		if match(e) && e.takeLocked(c) {
+			marked = append(marked, e)
 		}
+		e.mu.Unlock()
 	}
-	return func() { sideBySide(left) }
+	slices.Reverse(marked) // parents are older than their children
+	return signalAll(marked)
 }
 
 // wait returns when every worker is back and every end is told, or after the
