@@ -248,7 +248,7 @@ func TestG1_EveryReaderFindsASpawnedTask(t *testing.T) {
 		row, err := l.store.Get(l.ctx, task.ID)
 		require.NoError(t, err)
 		require.Equal(t, task, row)
-		list, err := l.List(l.ctx, subagent.Filter{Statuses: []subagent.Status{subagent.StatusQueued}})
+		list, err := l.List(l.ctx, subagent.Filter{Statuses: []subagent.Status{subagent.StatusQueued}, SessionID: "s"})
 		require.NoError(t, err)
 		require.Equal(t, []subagent.Task{task}, list)
 		place, ok := l.QueuePosition(task.ID)
