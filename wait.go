@@ -79,7 +79,7 @@ func (r *Runner) Await(ctx context.Context, mode AwaitMode, ids ...uuid.UUID) ([
 	tasks := make([]Task, len(targets))
 	for i, t := range targets {
 		if t.e != nil && !t.e.exists() {
-			return nil, fmt.Errorf("%w: %s", ErrNotFound, t.e.id) // its spawn failed
+			return r.Await(ctx, mode, ids...) // its spawn failed; if it is known, another Runner has it
 		}
 		tasks[i] = r.handOver(ctx, *t)
 	}
