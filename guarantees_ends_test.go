@@ -668,11 +668,12 @@ func TestG17_WhatAQueuedTaskHolds(t *testing.T) {
 		return task
 	}
 	gate.WaitEntered(t, spawn().ID)
-	goroutines, before := runtime.NumGoroutine(), liveHeap()
+	before := liveHeap()
+	goroutines := runtime.NumGoroutine() // after the collections: one from before may still have been ending
 	for range tasks {
 		spawn()
 	}
-	require.Equal(t, goroutines, runtime.NumGoroutine())
+	require.LessOrEqual(t, runtime.NumGoroutine(), goroutines)
 	each := (int64(liveHeap()) - int64(before)) / tasks
 	t.Logf("%d bytes a queued task", each)
 	if runtime.GOARCH == "amd64" && !raceEnabled {
@@ -709,7 +710,8 @@ func TestG17_EndedTasksLeaveNothing(t *testing.T) {
 		require.NoError(t, err)
 	}
 	batch(1000)
-	before, goroutines := liveHeap(), runtime.NumGoroutine()
+	before := liveHeap()
+	goroutines := runtime.NumGoroutine()
 	for range 100 {
 		batch(1000)
 	}

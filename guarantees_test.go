@@ -161,6 +161,8 @@ func TestG1_SpawnReturnsWhatEveryReaderFinds(t *testing.T) {
 		row, err := w.store.Get(w.ctx, task.ID)
 		require.NoError(t, err)
 		require.False(t, row.Status.Terminal())
+		w.surface.mu.Lock()
+		defer w.surface.mu.Unlock()
 		require.Equal(t, "(queued)", w.surface.cards[task.ID][0].Content)
 	})
 }
