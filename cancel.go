@@ -81,7 +81,7 @@ func (r *Runner) Cancel(ctx context.Context, id uuid.UUID, o CancelOptions) (Tas
 	}
 	_, after := r.stop([]*execution{e}, c, nil)
 	err = r.attend(ctx, after)
-	return e.view(true).copy(), err
+	return r.current(e).copy(), err
 }
 
 // CancelSession asks every live task of a session to stop, with the session's
@@ -103,7 +103,9 @@ func (r *Runner) CancelSession(ctx context.Context, sessionID string, o CancelOp
 	tasks, ferr := r.cancelForeign(ctx, sessionID, c)
 	for _, e := range union(live, marked) {
 		if r.exists(ctx, e) {
-			tasks = append(tasks, *e.view(false))
+			t := r.current(e).copy()
+			preview(&t)
+			tasks = append(tasks, t)
 		}
 	}
 	slices.SortFunc(tasks, func(a, b Task) int { return compareIDs(a.ID, b.ID) })

@@ -27,6 +27,7 @@ type ending struct {
 	detached  bool
 	usage     Usage
 	progress  Progress
+	shown     *Task // the end as readers have seen it, if that was before it was stored
 }
 
 // endEdit is an edit and its ending in one piece.
@@ -102,6 +103,19 @@ func (n *ending) write(t *Task, at time.Time) {
 	t.HeadID, t.SourceCommitID, t.StopReason = n.HeadID, n.SourceCommitID, n.StopReason
 	t.Error, t.Detached = n.err, n.detached
 	t.Usage, t.Progress = n.usage, n.progress
+	if s := n.shown; s != nil {
+		t.QueuedAt, t.StartedAt = s.QueuedAt, s.StartedAt
+		t.CancelRequestedAt, t.CompletedAt = s.CancelRequestedAt, s.CompletedAt
+	}
+}
+
+// asShown is d with the times that t, which readers have seen, has: whatever
+// has happened to the record since, it ends as they saw it.
+func (d *edit) asShown(t *Task) *edit {
+	same, end := *d, *d.end
+	end.shown = t
+	same.end = &end
+	return &same
 }
 
 // wrote reports whether t's end is the one that n describes.

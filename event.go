@@ -8,8 +8,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 // EventType says what an Event tells of.
@@ -62,11 +60,11 @@ type Subscription struct {
 	filter Filter
 
 	// All that follows is guarded by hub.mu.
-	order  list.List // of *unread, by rising seq
-	byTask map[uuid.UUID]*list.Element
-	lagged bool          // what happens is not kept until Next has said so
-	ended  bool          // nothing is added any more
-	wake   chan struct{} // made by a Next that waits; closed when there is something to see
+	order  list.List             // of *unread, by rising seq
+	byTask map[any]*list.Element // by source.life
+	lagged bool                  // what happens is not kept until Next has said so
+	ended  bool                  // nothing is added any more
+	wake   chan struct{}         // made by a Next that waits; closed when there is something to see
 }
 
 // unread is an Event that its subscriber has not read. task is immutable and
@@ -74,6 +72,7 @@ type Subscription struct {
 type unread struct {
 	seq  uint64
 	kind EventType
+	of   any
 	task *Task
 	at   time.Time
 }
@@ -125,7 +124,7 @@ func (s *Subscription) take() (*unread, <-chan struct{}, error) {
 	}
 	if oldest := s.order.Front(); oldest != nil {
 		u := s.order.Remove(oldest).(*unread)
-		delete(s.byTask, u.task.ID)
+		delete(s.byTask, u.of)
 		return u, nil, nil
 	}
 	if s.ended {
@@ -150,7 +149,7 @@ func (u *unread) event() Event {
 // merged into it: the end of a task is the exception, it never gives way to a
 // snapshot from before.
 func (s *Subscription) addLocked(news unread) {
-	if e, ok := s.byTask[news.task.ID]; ok {
+	if e, ok := s.byTask[news.of]; ok {
 		old := e.Value.(*unread)
 		if old.task.Status.Terminal() && !news.task.Status.Terminal() {
 			return
@@ -168,10 +167,10 @@ func (s *Subscription) addLocked(news unread) {
 		return
 	}
 	if s.byTask == nil {
-		s.byTask = make(map[uuid.UUID]*list.Element)
+		s.byTask = make(map[any]*list.Element)
 	}
 	kept := news // a variable of its own, so that merging allocates nothing
-	s.byTask[news.task.ID] = s.order.PushBack(&kept)
+	s.byTask[news.of] = s.order.PushBack(&kept)
 	s.wakeLocked() // nobody waits while there is something unread: only here
 }
 
@@ -214,6 +213,8 @@ type source interface {
 	record() *Task
 	// snapshot is a fresh preview that nobody will ever write to.
 	snapshot() *Task
+	// life is the key of what is merged: a forgotten ID may live again.
+	life() any
 }
 
 // subscribe starts a subscription of what happens from now on; if the hub is
@@ -244,7 +245,7 @@ func (h *hub) publish(kind EventType, s source) {
 	if len(h.subs) == 0 {
 		return
 	}
-	news := unread{seq: h.seq, kind: kind}
+	news := unread{seq: h.seq, kind: kind, of: s.life()}
 	record := s.record()
 	for sub := range h.subs {
 		if sub.lagged || !sub.filter.match(record) {

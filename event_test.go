@@ -24,6 +24,8 @@ type fakeSource struct {
 
 func (s *fakeSource) record() *Task { return &s.Task }
 
+func (s *fakeSource) life() any { return s.ID }
+
 func (s *fakeSource) snapshot() *Task {
 	s.snapshots++
 	t := s.Task
@@ -244,6 +246,8 @@ type cleanedUp struct {
 	Task
 	freed chan struct{}
 }
+
+func (s *cleanedUp) life() any { return s }
 
 func (s *cleanedUp) record() *Task { return &s.Task }
 

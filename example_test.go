@@ -5,9 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/subagenttest"
 )
 
 // research stands in for an agent loop.
@@ -133,7 +139,7 @@ func (i inbox) Notify(_ context.Context, t subagent.Task) error {
 type chat struct{}
 
 func (chat) PutCard(_ context.Context, c subagent.Card) error {
-	fmt.Println("card:", c.Content)
+	fmt.Println("card:", c.Content) // keep the newest card of each c.TaskID
 	return nil
 }
 
@@ -152,4 +158,62 @@ func ExampleNotifier() {
 	// card: (running)
 	// card: found: whales
 	// notice for chat-1 completed
+}
+
+// audited is a store that tells somebody of every change of state. It hides
+// that the inner store is a Leaser, so it serves one Runner at a time.
+type audited struct {
+	subagent.Store
+	tell func(string)
+}
+
+func (a audited) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Task) error) (subagent.Task, error) {
+	var from subagent.Status
+	task, err := a.Store.Update(ctx, id, func(t *subagent.Task) error {
+		from = t.Status // edit may run again: keep what the last round saw
+		return edit(t)
+	})
+	if err == nil && from != task.Status {
+		a.tell(fmt.Sprintf("%s -> %s", from, task.Status))
+	}
+	return task, err
+}
+
+func ExampleStore() {
+	ctx := context.Background()
+	store := audited{subagent.NewMemoryStore(), func(line string) { fmt.Println(line) }}
+	runner, _ := subagent.New(ctx, subagent.Config{Func: research, Store: store})
+	defer runner.Shutdown(ctx)
+
+	runner.Run(ctx, subagent.Request{ParentSessionID: "chat-1", Description: "whales"})
+	// Output:
+	// pending -> queued
+	// queued -> running
+	// running -> completed
+}
+
+func TestAuditedStore(t *testing.T) {
+	subagenttest.TestStore(t, func(*testing.T) subagent.Store {
+		return audited{subagent.NewMemoryStore(), func(string) {}}
+	})
+}
+
+// A test of a host: the work of the tasks waits at a gate, and the time is the
+// bubble's.
+func TestAChatCanStopItsTask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := subagenttest.NewGate()
+		runner, err := subagent.New(t.Context(), subagent.Config{Func: gate.Func()})
+		require.NoError(t, err)
+		defer runner.Shutdown(t.Context())
+
+		task, err := runner.Spawn(t.Context(), subagent.Request{ParentSessionID: "chat-1", Description: "whales"})
+		require.NoError(t, err)
+		gate.WaitEntered(t, task.ID) // it is at work, and stays there
+		_, err = runner.Cancel(t.Context(), task.ID, subagent.CancelOptions{})
+		require.NoError(t, err)
+		task, err = runner.Wait(t.Context(), task.ID)
+		require.NoError(t, err)
+		require.Equal(t, subagent.StatusCancelled, task.Status)
+	})
 }

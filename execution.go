@@ -37,28 +37,28 @@ type execution struct {
 	// hub and of nothing else are taken; no store, sink or Func is called.
 	mu         sync.Mutex
 	phase      phase
-	stored     bool    // its record exists: readers may know of it
-	shown      bool    // its end is visible
-	staged     bool    // the Funcs that its end lets go on are lined up
-	told       bool    // its end was told: waiters have been let go
-	inside     bool    // its goroutine is in its Func
-	leaving    bool    // it was detached and has returned: its slot is being handed on
-	slot       bool    // a slot is its own: held, or lent by lend
-	foreground bool    // a Run waits for it, and stays until it is told
-	retired    bool    // told, and its worker is back: Shutdown need not wait for it
-	late       bool    // its Create returned when nobody waited for that any more
-	disowned   bool    // its spawn failed, yet its record may exist
-	forgotten  bool    // its record was deleted: nothing of it is stored any more
-	claimed    bool    // somebody was handed its end
-	owing      bool    // its notice is in an outbox
-	tally      int8    // where Stats counts it
-	pins       int32   // calls that wait for it, or are being handed its end
-	place      ticket  // while queued
-	task       *Task   // the newest record that may be seen; never written to
-	cause      *cause  // why it must stop; set once
-	run        *Run    // from the moment before its Func is entered
-	lend       *lender // nil: its Func never waited for another task
-	family     *family // nil: it has no parent in memory and never had a child
+	stored     bool      // its record exists: readers may know of it
+	shown      bool      // its end is visible
+	staged     bool      // the Funcs that its end lets go on are lined up
+	told       bool      // its end was told: waiters have been let go
+	inside     bool      // its goroutine is in its Func
+	leaving    bool      // it was detached and has returned: its slot is being handed on
+	slot       bool      // a slot is its own: held, or lent by lend
+	foreground bool      // a Run waits for it, and stays until it is told
+	retired    bool      // told, and its worker is back: Shutdown need not wait for it
+	late       bool      // its Create returned when nobody waited for that any more
+	disowned   bool      // its spawn failed, yet its record may exist
+	forgotten  bool      // its record was deleted: nothing of it is stored any more
+	claimed    time.Time // when somebody was handed its end; zero: nobody was
+	owing      bool      // its notice is in an outbox
+	tally      int8      // where Stats counts it
+	pins       int32     // calls that wait for it, or are being handed its end
+	place      ticket    // while queued
+	task       *Task     // the newest record that may be seen; never written to
+	cause      *cause    // why it must stop; set once
+	run        *Run      // from the moment before its Func is entered
+	lend       *lender   // nil: its Func never waited for another task
+	family     *family   // nil: it has no parent in memory and never had a child
 	queueTimer *time.Timer
 	waits      []*wait
 	oneWait    [1]*wait      // room for waits
@@ -66,11 +66,13 @@ type execution struct {
 	rest       *aftermath
 
 	kids map[*execution]struct{} // guarded by family
+	open bool                    // guarded by Runner.mu: it is counted in Runner.open
 }
 
 // record and snapshot make an execution the source of events.
 func (e *execution) record() *Task   { return e.task }
 func (e *execution) snapshot() *Task { return e.viewLocked(false) }
+func (e *execution) life() any       { return e }
 
 // view is the task as it is now: full, or with a preview of its text. It may
 // be the record itself: copy it before it is handed to a caller.
@@ -171,6 +173,10 @@ func (e *execution) takeLocked(c *cause) bool {
 		return false
 	}
 	e.cause = c
+	if e.rest != nil && e.rest.halt != nil {
+		close(e.rest.halt)
+		e.rest.halt = nil
+	}
 	return true
 }
 
@@ -241,8 +247,12 @@ func (e *execution) refuse(err error) {
 	e.mu.Lock()
 	e.takeLocked(newCause(causeStore, ReasonStore, "store: "+errorText(err), 0))
 	d := e.concludeLocked(nil)
+	// The store may have made the transition all the same. Nobody has seen
+	// that, and nobody will: the end says what memory says.
+	t := snapshot(e.task)
+	d.apply(t)
 	e.mu.Unlock()
-	e.settle(d)
+	e.settle(d.asShown(t))
 }
 
 // advance shows and tells a transition that was stored and is not the end.
@@ -250,8 +260,11 @@ func (e *execution) advance(row *Task) {
 	e.mu.Lock()
 	e.showLocked(row)
 	e.tallyLocked(row.Status)
+	if !row.CancelRequestedAt.IsZero() {
+		e.takeLocked(e.runner.storedRequest(row)) // by another process
+	}
 	e.mu.Unlock()
-	e.post(e.runner.cfg.StoreTimeout)
+	e.post(e.runner.cfg.StoreTimeout, true)
 	e.mu.Lock()
 	if !row.Status.Terminal() {
 		e.runner.hub.publish(EventStatus, e)
@@ -351,9 +364,12 @@ func (e *execution) concludeLocked(o *outcome) *edit {
 	if e.run != nil {
 		e.run.closeLocked(&d.ending)
 	}
-	d.edit = edit{to: d.status, at: stamp(e.task.lastStamp()), end: &d.ending}
+	d.edit = edit{to: d.status, at: stamp(later(e.task.lastStamp(), d.progress.LastActivityAt)), end: &d.ending}
 	if e.foreground {
 		d.notified = d.at
+	}
+	if e.stored {
+		e.placeNoticeLocked()
 	}
 	return &d.edit
 }
@@ -376,19 +392,19 @@ func (e *execution) settle(d *edit) {
 	e.mu.Lock()
 	unsaved := e.showEndLocked(d, row, err)
 	e.mu.Unlock()
-	if unsaved {
-		e.saveLater(d, err)
+	if unsaved != nil {
+		e.saveLater(unsaved, err)
 	}
 	e.freeSlot()
 	e.part(false)
-	e.post(time.Until(by))
+	e.post(time.Until(by), false)
 	e.tell()
 	e.retire()
 }
 
 // showEndLocked makes the end visible: the stored one, which is another's if
 // he was first, or, if the store failed, the one that is still to be stored.
-func (e *execution) showEndLocked(d *edit, row *Task, err error) (unsaved bool) {
+func (e *execution) showEndLocked(d *edit, row *Task, err error) (unsaved *edit) {
 	switch {
 	case err == nil:
 		e.showLocked(row)
@@ -402,10 +418,12 @@ func (e *execution) showEndLocked(d *edit, row *Task, err error) (unsaved bool) 
 			t.Version++
 		}
 		e.task = t
-		unsaved = !e.forgotten
+		if !e.forgotten {
+			unsaved = d.asShown(t)
+		}
 	}
 	e.shown = true
-	e.claimed = !e.task.NotifiedAt.IsZero()
+	e.claimed = e.task.NotifiedAt
 	e.tallyLocked(e.task.Status)
 	return unsaved
 }
@@ -441,12 +459,13 @@ func (e *execution) tell() {
 	e.told = true
 	waits := e.waits
 	e.waits = nil
-	owes := e.task.owesNotice() && !e.claimed && len(waits) == 0 && e.task.Owner == r.id && r.cfg.Notifier != nil
-	e.owing = owes
+	placed := e.owing
+	e.owing = placed && e.task.owesNotice() && e.claimed.IsZero() && len(waits) == 0 && e.task.Owner == r.id
+	session := e.task.ParentSessionID
 	e.mu.Unlock()
 	wake(waits)
-	if owes {
-		r.outboxes.add(e)
+	if placed {
+		r.deliverDue(session)
 	}
 }
 
@@ -462,28 +481,6 @@ func (e *execution) retire() {
 	if first || over || stuck {
 		e.runner.drop(e, first, over)
 	}
-}
-
-func (e *execution) tallyLocked(s Status) {
-	to := tallyOf(s)
-	if to == e.tally {
-		return
-	}
-	e.runner.tally[to].Add(1) // first: no count is ever short of a task
-	if e.tally != 0 && e.tally <= tallyOf(StatusRunning) {
-		e.runner.tally[e.tally].Add(-1)
-	}
-	e.tally = to
-}
-
-// tallyOf is a status's place in Runner.tally; 0 is for what has no record.
-func tallyOf(s Status) int8 {
-	for i, known := range [...]Status{StatusPending, StatusQueued, StatusRunning, StatusCompleted, StatusCancelled, StatusErrored} {
-		if s == known {
-			return int8(i + 1)
-		}
-	}
-	return 0
 }
 
 // lostLease is the cause of a task that another Runner ended.

@@ -37,7 +37,7 @@ func (o *endOrder) work(ctx context.Context, run *subagent.Run) (subagent.Result
 }
 
 // At the moment that a parent's ctx ends, those of its descendants have ended.
-func TestG15_ACascadeEndsDescendantsFirst(t *testing.T) {
+func TestCancel_EndsDescendantsFirst(t *testing.T) {
 	inLabs(t, subagent.Config{Workers: 10}, func(t *testing.T, l *lab) {
 		var below []context.Context
 		seen := make(chan int, 10)
@@ -101,7 +101,7 @@ func TestCancel_ChildrenInRunEndAsParent(t *testing.T) {
 	const n = 300
 	for name, stop := range map[string]func(l *lab, id uuid.UUID){
 		"Cancel":        func(l *lab, id uuid.UUID) { l.cancel(id) },
-		"run time over": func(l *lab, _ uuid.UUID) { time.Sleep(time.Hour) },
+		"run time over": func(l *lab, _ uuid.UUID) { time.Sleep(time.Minute) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inLabs(t, subagent.Config{Workers: n / 2}, func(t *testing.T, l *lab) {
@@ -112,7 +112,7 @@ func TestCancel_ChildrenInRunEndAsParent(t *testing.T) {
 					}
 					wg.Wait()
 					return subagent.Result{}, nil
-				}, func(q *subagent.Request) { q.Timeout = time.Hour })
+				}, func(q *subagent.Request) { q.Timeout = time.Minute })
 				synctest.Wait()
 				stop(l, parent.ID)
 				l.wait(parent.ID)
@@ -174,7 +174,7 @@ func TestCancel_ReachesThroughAnEndedTask(t *testing.T) {
 // An ended parent leaves its children, also when somebody cancels it then, or
 // when its time is over in the same instant.
 func TestCancel_AnEndedParentLeavesItsChildren(t *testing.T) {
-	inLab(t, subagent.Config{Workers: 10, Func: nil}, func(t *testing.T, l *lab) {
+	inLab(t, subagent.Config{Workers: 10}, func(t *testing.T, l *lab) {
 		parent, in := l.inside(l.ctx, "parent", nil)
 		child, _ := l.inside(in, "child", nil)
 		queued, _ := l.inside(in, "child", nil)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -611,7 +612,7 @@ func TestG15_StoppedLenderTakesItsSlotBack(t *testing.T) {
 func TestG16_PanicsOfForeignCode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		n := 0
+		var n atomic.Int64
 		store := subagenttest.NewFaultyStore(subagent.NewMemoryStore())
 		store.On(subagenttest.OpUpdate, func(c subagenttest.Call) subagenttest.Fault {
 			if c.N == 3 {
@@ -623,15 +624,15 @@ func TestG16_PanicsOfForeignCode(t *testing.T) {
 		r, err := subagent.New(ctx, subagent.Config{
 			Store: store.Store(), Workers: 1, Logger: slog.New(panicHandler{}),
 			Cards: sinkFunc(func(ctx context.Context, c subagent.Card) error {
-				if n++; n%2 == 0 {
+				if i := n.Add(1); i%2 == 0 {
 					runtime.Goexit()
-				} else if n%3 == 0 {
+				} else if i%3 == 0 {
 					panic("sink")
 				}
 				return panicky.PutCard(ctx, c)
 			}),
 			Notifier: notifierFunc(func(ctx context.Context, task subagent.Task) error {
-				if n++; n%2 == 0 {
+				if n.Add(1)%2 == 0 {
 					panic("notifier")
 				}
 				return panicky.Notify(ctx, task)

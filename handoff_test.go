@@ -193,6 +193,35 @@ func TestG5_AnEndIsStoredBeforeItsSlotGoesOn(t *testing.T) {
 	})
 }
 
+// A detached worker that comes back while its end is still being stored: its
+// slot waits for that.
+func TestG5_ALateWorkersSlotWaitsForItsEnd(t *testing.T) {
+	for _, free := range []bool{false, true} {
+		t.Run(fmt.Sprintf("FreeOnDetach %v", free), func(t *testing.T) {
+			inLab(t, subagent.Config{CancelGrace: time.Second, FreeOnDetach: free}, func(t *testing.T, l *lab) {
+				task, _ := l.inside(l.ctx, "late", l.gate.DeafFunc())
+				next := l.spawn("next")
+				l.store.On(subagenttest.OpUpdate, func(c subagenttest.Call) subagenttest.Fault {
+					if c.IDs[0] == task.ID && c.Ends() {
+						return subagenttest.Fault{Delay: 5 * time.Second}
+					}
+					return subagenttest.Fault{}
+				})
+				l.cancel(task.ID)
+				time.Sleep(2 * time.Second)
+				l.gate.Release(task.ID, subagent.Result{}, nil)
+				synctest.Wait()
+				require.Zero(t, l.gate.Inside())
+				require.Equal(t, subagent.CapacityStats{Limit: 1, Running: 1, Queued: 1}, l.Stats().Capacity)
+				l.wait(task.ID)
+				l.gate.WaitEntered(t, next.ID)
+				require.True(t, l.get(task.ID).Detached)
+				l.finish(next.ID)
+			})
+		})
+	}
+}
+
 // B has been granted A's slot and its start is being stored: cancels, a queue
 // time-out or both arrive. It never starts, and its slot goes to C, once.
 func TestG6_StoppedInTheGrantWindow(t *testing.T) {

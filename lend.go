@@ -202,7 +202,7 @@ func (w *wait) hopelessLocked() error {
 			}
 		}
 	}
-	if g.satisfiable(w, func(e *execution) bool { return g.ends[e] && !w.by.descendsFrom(e) }) {
+	if g.satisfiable(w) {
 		return nil
 	}
 	return fmt.Errorf("%w: of task %s", ErrWaitCycle, w.by.id)
@@ -242,16 +242,18 @@ func (g *waitGraph) asks(e *execution) []*wait {
 
 func (g *waitGraph) canEnd(e *execution) bool {
 	for _, w := range g.asks(e) {
-		if !g.satisfiable(w, func(e *execution) bool { return g.ends[e] }) {
+		if !g.satisfiable(w) {
 			return false
 		}
 	}
 	return true
 }
 
-func (g *waitGraph) satisfiable(w *wait, ends func(*execution) bool) bool {
+// satisfiable says so of one wait. Nobody may wait for his own ancestor, which
+// may have to wait for him.
+func (g *waitGraph) satisfiable(w *wait) bool {
 	for _, e := range w.on {
-		if ok := e.ended() || ends(e); ok == w.any {
+		if ok := e.ended() || (g.ends[e] && !w.by.descendsFrom(e)); ok == w.any {
 			return ok
 		}
 	}

@@ -77,8 +77,10 @@ func (l *logbook) write(idle chan struct{}) {
 }
 
 func (l *logbook) put(n line) {
-	defer func() { _ = recover() }() // there is nowhere left to report it
-	l.logger.Log(context.Background(), n.level, n.text, n.args...)
+	_ = protect(func() error { // there is nowhere left to report a failure
+		l.logger.Log(context.Background(), n.level, n.text, n.args...)
+		return nil
+	})
 }
 
 // flushed is closed once what was logged so far is written; nil if it is.

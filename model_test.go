@@ -3,11 +3,11 @@ package subagent_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,421 +16,465 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/subagenttest"
 )
 
-// The model of a Runner: a map of tasks, a line, and a number of slots. Its
-// Funcs obey their ctx at once and otherwise do what they are told.
+// TestModel_Runner does random operations on a Runner and on a model of it,
+// and compares what both say after each one. SUBAGENT_TEST_OPS sets how many,
+// SUBAGENT_TEST_SEED which.
+func TestModel_Runner(t *testing.T) {
+	const perBubble = 200
+	ops := 100_000
+	if raceEnabled {
+		ops = 12_000 // the detector makes each of them several times as dear
+	}
+	if s := os.Getenv("SUBAGENT_TEST_OPS"); s != "" {
+		var err error
+		ops, err = strconv.Atoi(s)
+		require.NoError(t, err, "SUBAGENT_TEST_OPS")
+	}
+	rnd := seeded(t)
+	total := modelTally{}
+	for i := range (ops + perBubble - 1) / perBubble {
+		bubble := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+		ok := t.Run(strconv.Itoa(i), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { runRunnerModel(t, perBubble, bubble.IntN, total) })
+		})
+		if !ok {
+			return
+		}
+	}
+	t.Logf("%d operations: %v", ops, total)
+	for _, what := range modelMustHappen {
+		require.True(t, ops < 10_000 || total[what] > 0, "%s never happened", what)
+	}
+}
 
+// FuzzRunner takes its operations from the input, a byte for each choice.
+func FuzzRunner(f *testing.F) {
+	f.Add([]byte("every byte is a choice"))
+	f.Add([]byte{1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9})
+	f.Add([]byte(strings.Repeat("spawn, wait, cancel and shut down. ", 20)))
+	f.Fuzz(func(t *testing.T, input []byte) {
+		ops := min(len(input)/4, 300)
+		pick := func(n int) int {
+			if len(input) == 0 {
+				return 0
+			}
+			b := int(input[0])
+			input = input[1:]
+			return b % n
+		}
+		synctest.Test(t, func(t *testing.T) { runRunnerModel(t, ops, pick, modelTally{}) })
+	})
+}
+
+// modelTally counts what happened, so that a model that does nothing is seen.
+type modelTally map[string]int
+
+var modelMustHappen = []string{
+	"completed", "cancelled/user", "cancelled/parent", "cancelled/session", "cancelled/caller", "cancelled/shutdown",
+	"errored/error", "errored/panic", "errored/timeout", "errored/queue_timeout", "errored/shutdown",
+	"detached", "lent", "lent slot back", "lent slot forced", "cycle", "queue full", "no capacity", "depth",
+	"parent cancelled", "closed", "forgotten", "recovered", "known again", "notice",
+}
+
+// modelKind is how a worker takes the end of its ctx.
+type modelKind int
+
+const (
+	modelObeys    modelKind = iota // returns the ctx's error
+	modelSalvages                  // returns a result and no error
+	modelDeaf                      // goes on
+)
+
+// modelCause is why a task must stop.
+type modelCause struct {
+	reason  subagent.Reason
+	message string
+	grace   time.Time // until when it may return; zero: Shutdown says
+}
+
+func (c *modelCause) requested() bool {
+	return c.reason != subagent.ReasonTimeout && c.reason != subagent.ReasonShutdown
+}
+
+// modelTask is one task: its worker, and what should be true of it.
 type modelTask struct {
-	id       uuid.UUID
-	name     string
-	session  string
-	status   subagent.Status
-	reason   subagent.Reason
-	parent   *modelTask
-	waitsFor *modelTask    // the child that its Func runs in the foreground; its slot is lent
-	orders   chan string   // what its Func is to do next
-	limit    time.Duration // run time
-	patience time.Duration // queue time
-	due      time.Time     // when limit or patience is over
+	req        subagent.Request
+	id         uuid.UUID
+	parent     *modelTask
+	depth      int
+	kind       modelKind
+	foreground bool // a Run waits for it, and has not left
+
+	status    subagent.Status
+	reason    subagent.Reason
+	err, text string
+	detached  bool
+	cause     *modelCause
+	partial   string
+	usage     int64
+	calls     map[int64]bool
+	queueEnds time.Time // zero: never
+	runEnds   time.Time
+	inside    bool
+	slot      bool       // it holds one
+	wait      *modelWait // of its Func
+	inLane    bool       // its lent slot is to come back
+	lined     int        // the step in which it lined up for it
+	notified  bool
+	unsure    bool // notified and notices were decided by a race that both may win
+	endedIn   int
+	unsureIn  int // the step in which it may become so
+	notices   int
+	forgotten bool
+
+	// Written by the worker; read when all is settled.
+	ctx           atomic.Pointer[context.Context]
+	orders        chan modelOrder
+	entered, left atomic.Int32
+
+	firsts int // how many were handed its end with NotifiedAt zero
 }
 
-type modelWorld struct {
-	t        testing.TB
-	ctx      context.Context
-	store    *subagent.MemoryStore
-	capacity *subagent.Capacity
-	runner   *subagent.Runner
-	now      time.Time // the model's clock runs ahead within advance
+// modelOrder is what a worker is told to do; it returns if it gives an answer.
+type modelOrder func(ctx context.Context, run *subagent.Run) *modelAnswer
 
-	limit     int
-	held      int // slots
-	returning []*modelTask
-	line      []*modelTask
-	all       []*modelTask
-	byName    map[string]*modelTask
+type modelAnswer struct {
+	result subagent.Result
+	err    error
+	reason subagent.Reason // of the end, if nothing else decides it
+	text   string          // the error text of that end
 }
 
-func newModelWorld(t testing.TB) *modelWorld {
-	m := &modelWorld{t: t, ctx: context.Background(), store: subagent.NewMemoryStore(), capacity: subagent.NewCapacity(2, -1), limit: 2, byName: map[string]*modelTask{}}
-	m.store.SetRetention(-1)
-	m.restart()
-	return m
-}
-
-func (m *modelWorld) restart() {
-	var err error
-	m.runner, err = subagent.New(m.ctx, subagent.Config{Store: m.store, Capacity: m.capacity, Func: m.work, MaxDepth: -1})
-	require.NoError(m.t, err)
-}
-
-// work follows orders until it is stopped.
-func (m *modelWorld) work(ctx context.Context, run *subagent.Run) (subagent.Result, error) {
-	me := m.byName[run.Task().Description]
-	for {
-		select {
-		case <-ctx.Done():
-			return subagent.Result{}, ctx.Err()
-		case order := <-me.orders:
-			switch order {
-			case "finish":
-				return subagent.Result{Text: me.name}, nil
-			case "fail":
-				return subagent.Result{}, errors.New("told to")
-			case "panic":
-				panic("told to")
-			default: // the name of a child
-				_, _ = m.runner.Run(ctx, m.request(m.byName[order]))
+func (m *runnerModel) work(x *modelTask) subagent.Func {
+	return func(ctx context.Context, run *subagent.Run) (subagent.Result, error) {
+		x.ctx.Store(&ctx)
+		x.entered.Add(1)
+		defer x.left.Add(1)
+		for {
+			done := ctx.Done()
+			if x.kind == modelDeaf {
+				done = nil
+			}
+			select {
+			case <-done:
+				a := x.kind.obedience()
+				return a.result, a.err
+			case order := <-x.orders:
+				if a := order(ctx, run); a != nil {
+					return a.result, a.err
+				}
+			case <-m.over:
+				return subagent.Result{}, nil
 			}
 		}
 	}
 }
 
-func (m *modelWorld) request(k *modelTask) subagent.Request {
-	return subagent.Request{ID: k.id, Description: k.name, ParentSessionID: k.session, Timeout: k.limit, QueueTimeout: k.patience}
+func (k modelKind) obedience() *modelAnswer {
+	if k == modelSalvages {
+		return &modelAnswer{result: subagent.Result{Text: "salvaged"}}
+	}
+	return &modelAnswer{err: context.Canceled}
 }
 
-func (m *modelWorld) newTask(session string, timed int) *modelTask {
-	n := len(m.all)
-	k := &modelTask{id: uuid.Must(uuid.NewV7()), name: fmt.Sprint("task ", n), session: session, status: subagent.StatusQueued, orders: make(chan string, 1)}
-	// Odd fractions keep two limits from ending in the same instant.
-	if timed&1 != 0 {
-		k.limit = 5*time.Second + time.Duration(n)*time.Microsecond
-	}
-	if timed&2 != 0 {
-		k.patience = 7*time.Second + time.Duration(n)*time.Microsecond + 500*time.Nanosecond
-	}
-	m.all = append(m.all, k)
-	m.byName[k.name] = k
-	return k
-}
+func (x *modelTask) live() bool      { return !x.status.Terminal() }
+func (x *modelTask) lends() bool     { return x.wait != nil && x.wait.lent }
+func (x *modelTask) idle() bool      { return x.inside && x.wait == nil }
+func (x *modelTask) session() string { return x.req.ParentSessionID }
 
-func (m *modelWorld) enqueue(k *modelTask) {
-	m.line = append(m.line, k)
-	if k.patience > 0 {
-		k.due = m.now.Add(k.patience)
-	}
-	m.promote()
-}
-
-func (m *modelWorld) promote() {
-	for m.held < m.limit && len(m.returning)+len(m.line) > 0 {
-		m.held++
-		if len(m.returning) > 0 {
-			m.returning = m.returning[1:]
-			continue
-		}
-		k := m.line[0]
-		m.line = m.line[1:]
-		k.status, k.due = subagent.StatusRunning, time.Time{}
-		if k.limit > 0 {
-			k.due = m.now.Add(k.limit)
-		}
-	}
-}
-
-// end ends k, and before it what runs below it if it was stopped. Only then
-// are slots given away.
-func (m *modelWorld) end(k *modelTask, status subagent.Status, reason subagent.Reason) {
-	m.endTree(k, status, reason, subagent.ReasonParent)
-	m.promote()
-}
-
-func (m *modelWorld) endTree(k *modelTask, status subagent.Status, reason, below subagent.Reason) {
-	if k.status.Terminal() {
-		return
-	}
-	stopped := reason != "" && reason != subagent.ReasonError && reason != subagent.ReasonPanic
-	if kid := k.waitsFor; kid != nil && stopped {
-		m.endTree(kid, subagent.StatusCancelled, below, below)
-	}
-	if i := slices.Index(m.returning, k); i >= 0 { // it takes its slot back at once, to clean up
-		m.returning = slices.Delete(m.returning, i, i+1)
-		m.held++
-	}
-	if i := slices.Index(m.line, k); i >= 0 {
-		m.line = slices.Delete(m.line, i, i+1)
-	} else {
-		m.held--
-	}
-	k.status, k.reason, k.due = status, reason, time.Time{}
-	if k.parent != nil && k.parent.waitsFor == k {
-		k.parent.waitsFor = nil
-		m.returning = append(m.returning, k.parent) // ahead of the line
-	}
-}
-
-// advance lets time pass, with what falls due in its order.
-func (m *modelWorld) advance(d time.Duration) {
-	until := m.now.Add(d)
-	for {
-		var next *modelTask
-		for _, k := range m.all {
-			if !k.due.IsZero() && !k.due.After(until) && (next == nil || k.due.Before(next.due)) {
-				next = k
-			}
-		}
-		if next == nil {
-			break
-		}
-		m.now = next.due
-		reason := subagent.ReasonTimeout
-		if next.status == subagent.StatusQueued {
-			reason = subagent.ReasonQueueTimeout
-		}
-		m.end(next, subagent.StatusErrored, reason)
-	}
-	m.now = until
-	time.Sleep(d)
-}
-
-// step is one operation, chosen by op and arg.
-func (m *modelWorld) step(op, arg byte) {
-	synctest.Wait()
-	m.now = time.Now()
-	switch op % 12 {
-	case 0, 1, 2:
-		m.spawn(arg)
-	case 3, 4, 5:
-		m.order(arg)
-	case 6:
-		m.nest(arg)
-	case 7:
-		if k := m.pick(arg); k != nil {
-			_, err := m.runner.Cancel(m.ctx, k.id, subagent.CancelOptions{})
-			require.NoError(m.t, err)
-			m.end(k, subagent.StatusCancelled, subagent.ReasonUser)
-		}
-	case 8:
-		m.cancelSession(fmt.Sprint(arg % 3))
-	case 9:
-		m.advance(time.Duration(arg%4) * time.Second)
-	case 10:
-		m.limit = 1 + int(arg%4)
-		m.capacity.Resize(m.limit)
-		m.promote()
-	case 11:
-		if arg%16 == 0 {
-			m.shutdown()
-		} else if k := m.pick(arg); k != nil {
-			m.glance(k)
-		}
-	}
-	m.check()
-}
-
-func (m *modelWorld) pick(arg byte) *modelTask {
-	if len(m.all) == 0 {
+// above is the task with which x is cancelled.
+func (x *modelTask) above() *modelTask {
+	if x.req.Independent {
 		return nil
 	}
-	return m.all[max(0, len(m.all)-1-int(arg)%16)] // a recent one
+	return x.parent
 }
 
-func (m *modelWorld) running() (ks []*modelTask) {
-	for _, k := range m.all {
-		if k.status == subagent.StatusRunning && k.waitsFor == nil && !slices.Contains(m.returning, k) {
-			ks = append(ks, k)
+func (x *modelTask) below(a *modelTask) bool {
+	for p := x.above(); p != nil; p = p.above() {
+		if p == a {
+			return true
 		}
 	}
-	return ks
+	return false
 }
 
-func (m *modelWorld) spawn(arg byte) {
-	k := m.newTask(fmt.Sprint(arg%3), int(arg/3)%4)
-	q := m.request(k)
-	q.NoWait = arg > 220
-	full := m.held >= m.limit || len(m.line) > 0
-	_, err := m.runner.Spawn(m.ctx, q)
-	if q.NoWait && full {
-		require.ErrorIs(m.t, err, subagent.ErrNoCapacity)
-		m.all = m.all[:len(m.all)-1]
-		return
+// verdict is the table of the ends, read from left to right: a is how the
+// worker came back, nil if it did not.
+func (x *modelTask) verdict(a *modelAnswer) {
+	entered := x.inside
+	x.text = x.partial
+	if a != nil && a.result.Text != "" {
+		x.text = a.result.Text
 	}
-	require.NoError(m.t, err)
-	m.enqueue(k)
-}
-
-func (m *modelWorld) order(arg byte) {
-	ks := m.running()
-	if len(ks) == 0 {
-		return
-	}
-	k := ks[int(arg)%len(ks)]
-	switch arg % 3 {
-	case 0:
-		k.orders <- "fail"
-		m.end(k, subagent.StatusErrored, subagent.ReasonError)
-	case 1:
-		k.orders <- "panic"
-		m.end(k, subagent.StatusErrored, subagent.ReasonPanic)
+	x.detached = entered && a == nil
+	switch c := x.cause; {
+	case c == nil && a.reason == "":
+		x.status, x.reason, x.err = subagent.StatusCompleted, "", ""
+	case c == nil:
+		x.status, x.reason, x.err = subagent.StatusErrored, a.reason, a.text
+	case c.requested():
+		x.status, x.reason, x.err = subagent.StatusCancelled, c.reason, ""
+		if x.detached {
+			x.err = "cancel timed out, worker may be stuck"
+		}
+	case c.reason == subagent.ReasonTimeout:
+		x.status, x.reason, x.err = subagent.StatusErrored, c.reason, "timed out after "+x.req.Timeout.String()
+		if x.detached {
+			x.err += "; worker may be stuck"
+		}
+	case entered:
+		x.status, x.reason, x.err = subagent.StatusErrored, subagent.ReasonShutdown, "worker pool shutdown"
 	default:
-		k.orders <- "finish"
-		m.end(k, subagent.StatusCompleted, "")
+		x.status, x.reason, x.err = subagent.StatusCancelled, subagent.ReasonShutdown, ""
 	}
 }
 
-// nest has a running Func run a child in the foreground: its slot is lent.
-func (m *modelWorld) nest(arg byte) {
-	ks := m.running()
-	if len(ks) == 0 {
-		return
-	}
-	k := ks[int(arg)%len(ks)]
-	kid := m.newTask(k.session, 0)
-	kid.parent = k
-	k.orders <- kid.name
-	synctest.Wait()
-	k.waitsFor = kid
-	m.line = append(m.line, kid) // in line first, then the slot is lent
-	m.promote()
-	m.held--
-	m.promote()
+// runnerModel is a Runner and what should be true of it.
+type runnerModel struct {
+	t     *testing.T
+	pick  func(n int) int
+	tally modelTally
+	cfg   subagent.Config
+	r     *subagent.Runner
+	store subagent.Store // nil: it cannot be looked into
+	sub   *subagent.Subscription
+	sink  *modelSink
+	over  chan struct{}
+
+	limit, held int
+	maxQueued   int
+	tasks       []*modelTask
+	line        []*modelTask
+	waits       []*modelWait
+	ended       map[subagent.Status]int
+	step        int
+	spans       int
+	ends        int                 // in this step
+	done        []*modelWait        // over in this step
+	dirty       map[*modelTask]bool // an event tells of it
+	changed     map[*modelTask]bool // it may have changed without one
+	closing     *modelShutdown
 }
 
-func (m *modelWorld) cancelSession(session string) {
-	_, err := m.runner.CancelSession(m.ctx, session, subagent.CancelOptions{})
+func runRunnerModel(t *testing.T, ops int, pick func(int) int, tally modelTally) {
+	m := &runnerModel{
+		t: t, pick: pick, tally: tally, over: make(chan struct{}),
+		ended: map[subagent.Status]int{}, dirty: map[*modelTask]bool{}, changed: map[*modelTask]bool{},
+	}
+	m.open()
+	defer func() { // also when a comparison failed, so that the bubble can end
+		if !isClosedChan(m.over) {
+			close(m.over)
+		}
+		for _, w := range m.waits {
+			w.cancel()
+		}
+		_ = m.r.Shutdown(context.Background())
+		m.sub.Close()
+	}()
+	steps := m.steps()
+	for range ops {
+		if m.tick() || steps[pick(len(steps))]() {
+			m.settle()
+			m.compare()
+		}
+	}
+	m.shutDown()
+}
+
+func isClosedChan(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// open makes a Runner of a random configuration.
+func (m *runnerModel) open() {
+	m.limit, m.maxQueued = 1+m.pick(3), m.pick(8)-2
+	m.cfg = subagent.Config{
+		MaxDepth: 3, CancelGrace: m.span(), ShutdownGrace: m.span(), FreeOnDetach: m.pick(2) == 0,
+		Capacity: subagent.NewCapacity(m.limit, max(m.maxQueued, -1)),
+	}
+	m.sink = &modelSink{}
+	if m.pick(2) == 0 {
+		m.cfg.Notifier = m.sink
+	}
+	switch m.pick(8) {
+	case 0: // the Runner's own
+	case 1:
+		m.store = subagenttest.NewFaultyStore(subagent.NewMemoryStore())
+		m.cfg.Cards = m.sink
+	default:
+		m.store = subagent.NewMemoryStore()
+	}
+	m.cfg.Store = m.store
+	var err error
+	m.r, err = subagent.New(context.Background(), m.cfg)
 	require.NoError(m.t, err)
-	for _, k := range m.all {
-		if k.session == session && k.parent == nil { // children are of the same session
-			m.endTree(k, subagent.StatusCancelled, subagent.ReasonSession, subagent.ReasonSession)
-		}
-	}
-	m.endOrphans(func(k *modelTask) bool { return k.session == session }, subagent.ReasonSession)
-	m.promote()
+	m.sub = m.r.Subscribe(subagent.Filter{})
 }
 
-// endOrphans ends those whose parent ended before them.
-func (m *modelWorld) endOrphans(match func(*modelTask) bool, reason subagent.Reason) {
-	for _, k := range m.all {
-		if match(k) {
-			m.endTree(k, subagent.StatusCancelled, reason, reason)
+// span is a time that does not come twice: what is due in the same instant may
+// happen in any order.
+func (m *runnerModel) span() time.Duration {
+	m.spans++
+	return time.Second + time.Duration(m.pick(256)*m.pick(256)*97+m.spans)*time.Microsecond
+}
+
+// compare checks what the Runner says of the tasks that may have changed, and
+// now and then of all.
+func (m *runnerModel) compare() {
+	m.compareStats()
+	m.readEvents()
+	for _, x := range m.tasks {
+		if !x.forgotten && (x.live() || m.dirty[x] || m.changed[x]) {
+			m.compareTask(x)
 		}
+	}
+	clear(m.dirty)
+	clear(m.changed)
+	for i, x := range m.line {
+		n, ok := m.r.QueuePosition(x.id)
+		require.True(m.t, ok)
+		require.Equal(m.t, i+1, n, "position")
+	}
+	if m.step%50 == 0 {
+		m.compareList()
 	}
 }
 
-// glance waits for a task that may not end, for a moment.
-func (m *modelWorld) glance(k *modelTask) {
-	ctx, cancel := context.WithCancel(m.ctx)
-	cancel()
-	got, err := m.runner.Wait(ctx, k.id)
-	if k.status.Terminal() {
-		require.NoError(m.t, err)
+func (m *runnerModel) compareStats() {
+	want := subagent.Stats{
+		Capacity: subagent.CapacityStats{Limit: m.limit, Running: m.held, Queued: len(m.line)},
+		Queued:   len(m.line), Subscribers: 1,
+		Completed: uint64(m.ended[subagent.StatusCompleted]),
+		Cancelled: uint64(m.ended[subagent.StatusCancelled]),
+		Errored:   uint64(m.ended[subagent.StatusErrored]),
+	}
+	if m.closing != nil && m.closing.returned {
+		want.Subscribers = 0
+	}
+	for _, x := range m.tasks {
+		if x.status == subagent.StatusRunning {
+			want.Running++
+		}
+		if x.inside && !x.live() {
+			want.Detached++
+		}
+		if x.lends() {
+			want.Lent++
+		}
+		if entered, left := x.entered.Load(), x.left.Load(); x.inside != (entered > left) || entered > 1 {
+			require.Fail(m.t, "worker", "inside %v, entered %d, left %d: %s", x.inside, entered, left, x.req.Description)
+		}
+	}
+	require.Equal(m.t, want, m.r.Stats())
+}
+
+func (m *runnerModel) compareTask(x *modelTask) {
+	got, err := m.r.Get(context.Background(), x.id)
+	require.NoError(m.t, err)
+	m.sameTask(x, got)
+	if n := m.sink.noticesOf(x.id); x.unsure {
+		x.unsure, x.notices, x.notified = false, n, !got.NotifiedAt.IsZero()
+		require.LessOrEqual(m.t, n, 1)
 	} else {
-		require.ErrorIs(m.t, err, context.Canceled)
+		require.Equal(m.t, x.notices, n, "notices %+v reason %s unsureIn %d now %d", got, x.reason, x.unsureIn, m.step)
 	}
-	require.Equal(m.t, k.status, got.Status)
-}
-
-// shutdown ends everything, and a new Runner goes on with the store.
-func (m *modelWorld) shutdown() {
-	require.NoError(m.t, m.runner.Shutdown(m.ctx))
-	for _, k := range m.all {
-		if k.status == subagent.StatusQueued {
-			k.status, k.reason = subagent.StatusCancelled, subagent.ReasonShutdown
-		}
-	}
-	m.line = nil
-	m.endAtShutdown()
-	m.restart()
-}
-
-// endAtShutdown: what ran had the grace to end by its own limit.
-func (m *modelWorld) endAtShutdown() {
-	for _, k := range m.all {
-		if k.status == subagent.StatusRunning {
-			got, err := m.store.Get(m.ctx, k.id)
-			require.NoError(m.t, err)
-			require.Contains(m.t, []subagent.Reason{subagent.ReasonShutdown, subagent.ReasonTimeout, subagent.ReasonParent}, got.Reason)
-			k.status, k.reason = got.Status, got.Reason
-			require.True(m.t, k.status.Terminal())
-		}
-		k.due, k.waitsFor = time.Time{}, nil
-	}
-	m.held, m.returning = 0, nil
-}
-
-// check compares what the Runner says with the model.
-func (m *modelWorld) check() {
-	synctest.Wait()
-	queued, running := 0, 0
-	for _, k := range m.all[max(0, len(m.all)-24):] {
-		got, err := m.runner.Get(m.ctx, k.id)
+	if m.store != nil && !x.live() {
+		row, err := m.store.Get(context.Background(), x.id)
 		require.NoError(m.t, err)
-		require.Equal(m.t, k.status, got.Status, k.name)
-		require.Equal(m.t, k.reason, got.Reason, k.name)
+		require.Equal(m.t, row, got, "store")
 	}
-	for _, k := range m.all {
-		switch k.status {
-		case subagent.StatusQueued:
-			queued++
-		case subagent.StatusRunning:
-			running++
+	if m.cfg.Cards != nil {
+		require.Equal(m.t, string(x.status), m.sink.card(x.id).Attach.Status, "card")
+	}
+}
+
+func (m *runnerModel) sameTask(x *modelTask, got subagent.Task) {
+	type seen struct {
+		status               subagent.Status
+		reason               subagent.Reason
+		err, text, message   string
+		detached, background bool
+		usage                int64
+		requested            bool
+		notified             bool
+	}
+	want := seen{x.status, x.reason, x.err, x.text, "", x.detached, x.req.Metadata["run"] == "", x.usage, false, x.notified}
+	if x.live() {
+		want.text = x.partial
+	}
+	if c := x.cause; c != nil && c.requested() {
+		want.requested, want.message = true, c.message
+		want.reason = c.reason
+	}
+	is := seen{
+		got.Status, got.Reason, got.Error, got.ResultText, got.CancelMessage, got.Detached, got.Background,
+		got.Usage.InputTokens, !got.CancelRequestedAt.IsZero(), !got.NotifiedAt.IsZero(),
+	}
+	if x.unsure && !x.live() {
+		want.notified = is.notified
+	}
+	if want != is { // require.Equal is slow, and this is done very often
+		require.Equal(m.t, want, is, "%s", x.req.Description)
+	}
+	if !x.live() && (got.CompletedAt.IsZero() || got.CompletedAt.Before(got.StartedAt) || got.CompletedAt.Before(got.CancelRequestedAt)) {
+		require.Fail(m.t, "times", "%+v", got)
+	}
+}
+
+func (m *runnerModel) compareList() {
+	status := []subagent.Status{subagent.StatusQueued, subagent.StatusRunning, subagent.StatusCancelled}[m.pick(3)]
+	all, err := m.r.List(context.Background(), subagent.Filter{})
+	require.NoError(m.t, err)
+	some, err := m.r.List(context.Background(), subagent.Filter{Statuses: []subagent.Status{status}})
+	require.NoError(m.t, err)
+	wantAll, wantSome := map[uuid.UUID]*modelTask{}, 0
+	for _, x := range m.tasks {
+		if !x.forgotten {
+			wantAll[x.id] = x
+			if x.status == status {
+				wantSome++
+			}
 		}
 	}
-	for i, k := range m.line {
-		place, ok := m.runner.QueuePosition(k.id)
-		require.True(m.t, ok, k.name)
-		require.Equal(m.t, i+1, place, k.name)
-	}
-	s := m.runner.Stats()
-	require.Equal(m.t, subagent.CapacityStats{Limit: m.limit, Running: m.held, Queued: len(m.line)}, s.Capacity)
-	require.Equal(m.t, queued, s.Queued)
-	require.Equal(m.t, running, s.Running)
-	require.Zero(m.t, s.Detached+s.Unsaved+s.Pending)
-}
-
-func (m *modelWorld) finish() {
-	require.NoError(m.t, m.runner.Shutdown(m.ctx))
-	require.Equal(m.t, subagent.CapacityStats{Limit: m.limit}, m.capacity.Stats())
-	for row, err := range m.store.List(m.ctx, subagent.Filter{}) {
-		require.NoError(m.t, err)
-		require.True(m.t, row.Status.Terminal())
+	require.Len(m.t, all, len(wantAll))
+	require.Len(m.t, some, wantSome)
+	for _, got := range all {
+		require.Contains(m.t, wantAll, got.ID)
+		m.sameTask(wantAll[got.ID], got)
 	}
 }
 
-// modelOps is how many operations the model test makes: SUBAGENT_TEST_OPS.
-func modelOps(t testing.TB) int {
-	if s := os.Getenv("SUBAGENT_TEST_OPS"); s != "" {
-		n, err := strconv.Atoi(s)
-		require.NoError(t, err)
-		return n
-	}
-	if testing.Short() || raceEnabled {
-		return 20_000
-	}
-	return 100_000
-}
-
-func TestRunnerModel(t *testing.T) {
-	rng := seeded(t)
-	const steps = 200 // in one bubble
-	for range modelOps(t) / steps {
-		ops := make([]byte, 2*steps)
-		for i := range ops {
-			ops[i] = byte(rng.IntN(256))
+// readEvents checks that each task that changed in this step was told of, with
+// the state that it has now, and that an end is told once.
+func (m *runnerModel) readEvents() {
+	told := map[uuid.UUID]subagent.Event{}
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	for range 10_000 {
+		e, err := m.sub.Next(done)
+		if err != nil {
+			require.True(m.t, errors.Is(err, context.Canceled) || errors.Is(err, subagent.ErrClosed), "%v", err)
+			break
 		}
-		synctest.Test(t, func(t *testing.T) { runModel(t, ops) })
+		told[e.Task.ID] = e // one a task: what is unread is merged
 	}
-}
-
-func runModel(t *testing.T, ops []byte) {
-	m := newModelWorld(t)
-	for i := 0; i+1 < len(ops); i += 2 {
-		m.step(ops[i], ops[i+1])
-	}
-	m.finish()
-}
-
-func FuzzRunner(f *testing.F) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	for range 8 {
-		ops := make([]byte, 100)
-		for i := range ops {
-			ops[i] = byte(rng.IntN(256))
+	for _, x := range m.tasks {
+		e, ok := told[x.id]
+		if m.dirty[x] != ok {
+			require.Fail(m.t, "event", "%s: told %v, want %v: %+v", x.req.Description, ok, m.dirty[x], e)
 		}
-		f.Add(ops)
+		if ok {
+			require.Equal(m.t, x.status, e.Task.Status)
+		}
 	}
-	f.Fuzz(func(t *testing.T, ops []byte) {
-		synctest.Test(t, func(t *testing.T) { runModel(t, ops[:min(len(ops), 1000)]) })
-	})
 }

@@ -16,57 +16,100 @@ type Notifier interface {
 	Notify(ctx context.Context, t Task) error
 }
 
-// outboxes are the notices that a Runner owes, one queue for each session.
+// outboxes are the notices that a Runner owes, one queue for each session. A
+// task gets its place when its end is decided, so that notices go out in the
+// order of the ends however long it takes to store and tell each.
 type outboxes struct {
-	// mu guards all below. It is a leaf.
+	// mu guards all below. It is taken with an execution's lock held; only the
+	// Runner's is taken under it.
 	mu    sync.Mutex
-	boxes map[string][]*execution // a session that has a box has a goroutine at work on it
+	boxes map[string]*outbox
 }
 
-// add queues the notice of e. Its session's goroutine starts with the first
-// one and ends when the box is empty; Shutdown has it try once more and waits
-// for it.
-func (o *outboxes) add(e *execution) {
-	session := e.session()
+type outbox struct {
+	queue []*execution
+	busy  bool // a goroutine delivers the head
+}
+
+// add gives e its place.
+func (o *outboxes) add(session string, e *execution) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.boxes == nil {
-		o.boxes = make(map[string][]*execution)
+		o.boxes = make(map[string]*outbox)
 	}
-	box, busy := o.boxes[session]
-	o.boxes[session] = append(box, e)
-	if !busy {
-		e.runner.begin()
-		go e.runner.deliver(session)
-	}
-}
-
-// next is the head of a session's box; nil ends the box.
-func (o *outboxes) next(session string, done bool) *execution {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	box := o.boxes[session]
-	if done {
-		box[0] = nil
-		box = box[1:]
+	if box == nil {
+		box = new(outbox)
 		o.boxes[session] = box
 	}
-	if len(box) == 0 {
-		delete(o.boxes, session)
-		return nil
-	}
-	return box[0]
+	box.queue = append(box.queue, e)
 }
 
-func (r *Runner) deliver(session string) {
+// placeNoticeLocked gives the notice of e's end its place, if one may be owed:
+// whether it is, tell decides.
+func (e *execution) placeNoticeLocked() {
+	if e.task.Background && e.runner.cfg.Notifier != nil {
+		e.owing = true
+		e.runner.outboxes.add(e.task.ParentSessionID, e)
+	}
+}
+
+// deliverDue delivers what is due in a session: its goroutine ends when the box is
+// empty or its head's end is still to be told, which starts it again. Shutdown
+// has it try once more and waits for it.
+func (r *Runner) deliverDue(session string) {
+	r.outboxes.mu.Lock()
+	defer r.outboxes.mu.Unlock()
+	if box := r.outboxes.boxes[session]; box != nil && !box.busy {
+		box.busy = true
+		r.begin()
+		go r.deliver(session, box)
+	}
+}
+
+func (r *Runner) deliver(session string, box *outbox) {
 	defer r.finish()
-	for e := r.outboxes.next(session, false); e != nil; e = r.outboxes.next(session, true) {
+	for {
+		r.outboxes.mu.Lock()
+		if len(box.queue) == 0 {
+			delete(r.outboxes.boxes, session)
+			r.outboxes.mu.Unlock()
+			return
+		}
+		e := box.queue[0]
+		r.outboxes.mu.Unlock()
+		if !e.isTold() && !r.rest(box, e) {
+			return
+		}
 		r.deliverOne(e)
+		r.outboxes.mu.Lock()
+		box.queue[0] = nil
+		box.queue = box.queue[1:]
+		r.outboxes.mu.Unlock()
 		e.mu.Lock()
 		e.owing = false
 		e.mu.Unlock()
 		e.retire()
 	}
+}
+
+// rest ends the delivery for now, because e, the head, is still to be told. It
+// reports whether it was told after all: then tell saw a busy box.
+func (r *Runner) rest(box *outbox, e *execution) (told bool) {
+	r.outboxes.mu.Lock()
+	box.busy = false
+	r.outboxes.mu.Unlock()
+	if !e.isTold() {
+		return false
+	}
+	r.outboxes.mu.Lock()
+	defer r.outboxes.mu.Unlock()
+	if box.busy {
+		return false // tell has started another
+	}
+	box.busy = true
+	return true
 }
 
 // deliverOne tries until e's notice is delivered or no longer owed. During
@@ -106,7 +149,7 @@ func (r *Runner) deliverOne(e *execution) {
 // another process.
 func (r *Runner) owes(e *execution, first bool) bool {
 	e.mu.Lock()
-	owes := !e.claimed && !e.forgotten
+	owes := e.owing && e.claimed.IsZero() && !e.forgotten
 	unsaved := e.rest != nil && e.rest.want != nil
 	e.mu.Unlock()
 	if !owes || first || unsaved {
@@ -120,10 +163,10 @@ func (r *Runner) owes(e *execution, first bool) bool {
 }
 
 func (r *Runner) delivered(e *execution) {
-	if !e.claim() {
+	d := &edit{notified: stamp(e.view(false).lastStamp())}
+	if first, _ := e.claim(d.notified); !first {
 		return // somebody was handed the end during the call
 	}
-	d := &edit{notified: stamp(e.view(false).lastStamp())}
 	row, _, err := e.write(d, r.cfg.StoreTimeout)
 	switch {
 	case err == nil && row.Status.Terminal():

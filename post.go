@@ -5,11 +5,13 @@ import (
 	"time"
 )
 
-// post gives e's card, as it is now, to the sink and returns when that is done,
-// has failed, or took longer than within. There is one call for a task at a
-// time, so cards come in order; a sink that is slow or fails gets the newest
-// state only, again and again until it takes it.
-func (e *execution) post(within time.Duration) {
+// post gives e's card, as it is now, to the sink, and returns when that is done
+// or has failed, after the given time at the latest, and, if it may be halted,
+// when e is told to stop. There is one call for a task at a time, so cards come
+// in order; a sink that fails gets the newest state only, again and again until
+// it takes it. One that has failed, or was too slow, is not waited for until it
+// has taken a card: it costs a task one StoreTimeout and not one at each turn.
+func (e *execution) post(within time.Duration, mayHalt bool) {
 	r := e.runner
 	if r.cfg.Cards == nil {
 		return
@@ -28,12 +30,25 @@ func (e *execution) post(within time.Duration) {
 		go e.putCards() // ends with the sink's last call; Shutdown waits for it, bounded
 	}
 	idle := rest.idle
+	var halt chan struct{}
+	if mayHalt && e.cause == nil {
+		halt = make(chan struct{})
+		rest.halt = halt
+	}
+	wait := rest.card.pause == 0 && (!mayHalt || halt != nil)
 	e.mu.Unlock()
+	if !wait {
+		return
+	}
 	timer := time.NewTimer(r.within(within))
 	defer timer.Stop()
 	select {
 	case <-idle:
+	case <-halt:
 	case <-timer.C:
+		e.mu.Lock()
+		rest.card.pause = max(rest.card.pause, firstPause)
+		e.mu.Unlock()
 	}
 }
 

@@ -163,8 +163,12 @@ func (e *execution) forget() {
 		}
 		rest.dirty = false
 	}
+	inside := e.inside
 	e.mu.Unlock()
 	e.runner.saved(e)
+	if !inside { // else it is served until its worker returns
+		e.runner.drop(e, false, true)
+	}
 	e.retire()
 }
 
@@ -172,14 +176,23 @@ func (e *execution) forget() {
 // time, and returns how many. It spares those whose notice is owed. If it
 // fails, those that it has counted are gone and the others are not.
 func (r *Runner) Prune(ctx context.Context, f Filter, before time.Time) (int, error) {
-	rows, err := r.rows(ctx, f)
+	if f.Limit < 0 {
+		return 0, invalid("Filter.Limit", "is %d; it must not be negative", f.Limit)
+	}
+	all := f
+	all.Limit = 0 // it counts what is forgotten
+	rows, err := r.rows(ctx, all)
 	if err != nil {
 		return 0, err
 	}
-	n := 0
-	for batch := range slices.Chunk(slices.DeleteFunc(rows, func(t *Task) bool {
+	rows = slices.DeleteFunc(rows, func(t *Task) bool {
 		return !t.Status.Terminal() || t.owesNotice() || !t.CompletedAt.Before(before)
-	}), 256) {
+	})
+	if f.Limit > 0 {
+		rows = rows[:min(f.Limit, len(rows))]
+	}
+	n := 0
+	for batch := range slices.Chunk(rows, 256) {
 		ids := make([]uuid.UUID, len(batch))
 		for i, t := range batch {
 			ids[i] = t.ID

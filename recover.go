@@ -18,19 +18,22 @@ const (
 var openStatuses = []Status{StatusPending, StatusQueued, StatusRunning}
 
 // start declares the Runner alive, recovers what dead owners left, and starts
-// the goroutines that keep doing both. They end with Shutdown, which waits for
-// them.
+// the goroutines that keep doing both: apart, for a recovery may take longer
+// than a lease lives. They end with Shutdown, which waits for them.
 func (r *Runner) start(ctx context.Context) error {
 	if r.leaser != nil {
 		if err := r.renew(ctx); err != nil {
 			return err
 		}
+		r.stopped.Go(r.keepLease)
 	}
 	if _, err := r.recover(ctx); err != nil {
+		close(r.quit)
+		r.stopped.Wait()
 		return err
 	}
 	if r.leaser != nil {
-		r.stopped.Go(r.keepLease)
+		r.stopped.Go(r.keepRecovering)
 	}
 	if w, ok := r.store.(Watcher); ok {
 		r.stopped.Go(func() { r.watch(w) })
@@ -45,9 +48,31 @@ func (r *Runner) renew(ctx context.Context) error {
 	return err
 }
 
-// keepLease renews the lease and looks, each time, for owners that have died
-// and for what others have done to this Runner's tasks.
 func (r *Runner) keepLease() {
+	r.everyRenewal(func() {
+		if err := r.renew(context.Background()); err != nil {
+			r.log.error("lease not renewed", uuid.Nil, "owner", r.id, "error", logText(err))
+		}
+	})
+}
+
+// keepRecovering looks, each time the lease is renewed, for owners that have
+// died and for what others have done to this Runner's tasks.
+func (r *Runner) keepRecovering() {
+	r.everyRenewal(func() {
+		ctx := context.Background()
+		mine := r.executions((*execution).live)
+		open, err := r.recover(ctx)
+		if err != nil {
+			r.log.error("recovery failed, it will be repeated", uuid.Nil, "error", logText(err))
+			return
+		}
+		r.compare(ctx, mine, open)
+	})
+}
+
+// everyRenewal does something every leaseRenew until quit.
+func (r *Runner) everyRenewal(do func()) {
 	ticker := time.NewTicker(leaseRenew)
 	defer ticker.Stop()
 	for {
@@ -55,18 +80,8 @@ func (r *Runner) keepLease() {
 		case <-r.quit:
 			return
 		case <-ticker.C:
+			do()
 		}
-		ctx := context.Background()
-		if err := r.renew(ctx); err != nil {
-			r.log.error("lease not renewed", uuid.Nil, "owner", r.id, "error", logText(err))
-		}
-		mine := r.executions((*execution).live)
-		open, err := r.recover(ctx)
-		if err != nil {
-			r.log.error("recovery failed, it will be repeated", uuid.Nil, "error", logText(err))
-			continue
-		}
-		r.compare(ctx, mine, open)
 	}
 }
 
@@ -99,7 +114,9 @@ func (r *Runner) compare(ctx context.Context, mine []*execution, open []*Task) {
 	for _, row := range open {
 		rows[row.ID] = row
 	}
-	for _, e := range mine {
+	// Children are younger: the request that is stored for one counts before
+	// what its parent's hands down.
+	for _, e := range slices.Backward(mine) {
 		row := rows[e.id]
 		if row == nil && e.live() {
 			row, _ = r.load(ctx, e.id)
@@ -138,10 +155,16 @@ func (r *Runner) seen(row *Task) {
 	if row.CancelRequestedAt.IsZero() {
 		return
 	}
+	_, after := r.stop([]*execution{e}, r.storedRequest(row), nil)
+	after()
+}
+
+// storedRequest is the cause that another process stored on row. The grace
+// starts when it is seen.
+func (r *Runner) storedRequest(row *Task) *cause {
 	c := newCause(causeRequest, row.Reason, row.CancelMessage, r.cfg.CancelGrace)
 	c.at = row.CancelRequestedAt
-	_, after := r.stop([]*execution{e}, c, nil)
-	after()
+	return c
 }
 
 const lostMessage = "worker died before completion"
@@ -161,24 +184,55 @@ func (r *Runner) recover(ctx context.Context) (open []*Task, err error) {
 	}
 	slices.SortStableFunc(owed, func(a, b *Task) int { return a.CompletedAt.Compare(b.CompletedAt) })
 	dead := map[string]bool{}
-	var left []func()
+	var (
+		left   []func()
+		missed bool
+	)
 	for _, row := range slices.Concat(open, owed) {
 		if _, asked := dead[row.Owner]; !asked {
 			if dead[row.Owner], err = r.isDead(ctx, row.Owner); err != nil {
 				return nil, err
 			}
 		}
-		if !dead[row.Owner] {
-			continue
-		}
-		if row.Status.Terminal() {
-			left = append(left, r.takeOver(row))
-		} else {
+		// What this Runner owns and does not know it took over in a write that
+		// was reported as failed.
+		lost := row.Owner == r.id && r.cfg.Notifier != nil && r.find(row.ID) == nil
+		switch {
+		case row.Status.Terminal() && (dead[row.Owner] || lost):
+			post, err := r.takeOver(row)
+			if err != nil {
+				r.log.error("notice not taken over, it will be repeated", row.ID, "error", logText(err))
+				missed = true
+				continue
+			}
+			left = append(left, post)
+		case !row.Status.Terminal() && dead[row.Owner]:
 			left = append(left, func() { r.recoverTask(row) })
 		}
 	}
 	sideBySide(left)
+	if missed {
+		r.recoverAgain()
+	}
 	return open, nil
+}
+
+// recoverAgain repeats the recovery after a pause. Its goroutine ends with that
+// or with quit. The caller is one that Shutdown waits for, so it may add one.
+func (r *Runner) recoverAgain() {
+	r.stopped.Go(func() {
+		timer := time.NewTimer(leaseRenew)
+		defer timer.Stop()
+		select {
+		case <-r.quit:
+			return
+		case <-timer.C:
+		}
+		if _, err := r.recover(context.Background()); err != nil {
+			r.log.error("recovery failed", uuid.Nil, "error", logText(err))
+			r.recoverAgain()
+		}
+	})
 }
 
 // isDead reports whether an owner executes nothing any more.
@@ -209,6 +263,9 @@ func (r *Runner) recoverTask(row *Task) *execution {
 	n.decide(newCause(causeLost, ReasonLost, lostMessage, 0), nil, false)
 	n.Result = Result{row.ResultText, row.HeadID, row.SourceCommitID, row.StopReason}
 	n.truncated, n.usage, n.progress = row.ResultTruncated, row.Usage, row.Progress
+	e.mu.Lock()
+	e.placeNoticeLocked()
+	e.mu.Unlock()
 	e.settle(&edit{to: n.status, at: stamp(row.lastStamp()), end: &n, owner: &handover{row.Owner, r.id}})
 	return e
 }
@@ -224,32 +281,36 @@ func (r *Runner) endedExecution(row *Task) *execution {
 // takeOver makes the notice that a dead owner owes this Runner's, queues it,
 // and returns what is left to do: to put the task's card again. The queue is
 // filled before, so that the order of the ends holds.
-func (r *Runner) takeOver(row *Task) func() {
+func (r *Runner) takeOver(row *Task) (post func(), err error) {
+	nothing := func() {}
 	if r.cfg.Notifier != nil {
 		taken, _, err := r.update(context.Background(), row.ID, &edit{owner: &handover{row.Owner, r.id}}, r.cfg.StoreTimeout)
+		if gone(err) {
+			return nothing, nil
+		}
 		if err != nil {
-			r.log.error("notice not taken over", row.ID, "error", logText(err))
-			return func() {}
+			return nil, err
 		}
 		row = taken
 	}
 	if !row.owesNotice() || (row.Owner != r.id && r.cfg.Notifier != nil) {
-		return func() {}
+		return nothing, nil
 	}
 	e := r.endedExecution(row)
 	e.shown, e.staged, e.told = true, true, true
 	e.tally = tallyOf(row.Status) // it ended before New: Stats does not count it
 	e.owing = r.cfg.Notifier != nil
 	if taken, err := r.register(e); taken != nil || err != nil {
-		return func() {}
+		return nothing, nil
 	}
 	if e.owing {
-		r.outboxes.add(e)
+		r.outboxes.add(row.ParentSessionID, e)
+		r.deliverDue(row.ParentSessionID)
 	}
 	return func() {
-		e.post(r.cfg.StoreTimeout)
+		e.post(r.cfg.StoreTimeout, false)
 		e.retire()
-	}
+	}, nil
 }
 
 // cancelStored cancels a task that this Runner does not execute, from what was
@@ -282,7 +343,7 @@ func (r *Runner) cancelForeign(ctx context.Context, sessionID string, c *cause) 
 	if err != nil {
 		return nil, err
 	}
-	for _, row := range rows {
+	for _, row := range slices.Backward(rows) { // children first, as their owner should see it
 		if r.find(row.ID) != nil || row.Owner == r.id {
 			continue
 		}

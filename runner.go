@@ -143,7 +143,7 @@ func (c *Config) complete() error {
 	if c.MaxDepth == 0 {
 		c.MaxDepth = defaultMaxDepth
 	}
-	if c.Store == nil {
+	if m, ok := c.Store.(*MemoryStore); c.Store == nil || ok && m == nil {
 		c.Store = NewMemoryStore()
 	}
 	return c.completeCapacity()
@@ -151,6 +151,9 @@ func (c *Config) complete() error {
 
 func (c *Config) completeCapacity() error {
 	if c.Capacity != nil {
+		if limit := c.Capacity.Stats().Limit; limit < 1 {
+			return invalid("Config.Capacity", "has %d slots; make it with NewCapacity", limit)
+		}
 		return nil
 	}
 	if c.Workers < 0 {
@@ -197,43 +200,6 @@ func (r *Runner) QueuePosition(id uuid.UUID) (int, bool) {
 // when it is no longer read. After Shutdown it is over at once.
 func (r *Runner) Subscribe(f Filter) *Subscription { return r.hub.subscribe(f) }
 
-// Stats are a Runner's numbers at one moment.
-type Stats struct {
-	Capacity                      CapacityStats
-	Pending, Queued, Running      int    // live now
-	Detached, Lent                int    // workers that outlived their task; slots lent by waiting Funcs
-	Completed, Cancelled, Errored uint64 // since New
-	Unsaved                       int    // terminal tasks whose last write is still being retried
-	Subscribers                   int
-}
-
-// Stats returns the numbers of now. They are read one after the other, so that
-// a task on its way from one state to the next may be counted in both.
-func (r *Runner) Stats() Stats {
-	count := func(s Status) int64 { return r.tally[tallyOf(s)].Load() }
-	unsaved := 0
-	r.mu.Lock()
-	for _, exists := range r.unsaved {
-		if exists {
-			unsaved++
-		}
-	}
-	r.mu.Unlock()
-	return Stats{
-		Capacity:    r.capacity.Stats(),
-		Pending:     int(count(StatusPending)),
-		Queued:      int(count(StatusQueued)),
-		Running:     int(count(StatusRunning)),
-		Detached:    int(r.detached.Load()),
-		Lent:        int(r.lent.Load()),
-		Completed:   uint64(count(StatusCompleted)),
-		Cancelled:   uint64(count(StatusCancelled)),
-		Errored:     uint64(count(StatusErrored)),
-		Unsaved:     unsaved,
-		Subscribers: r.hub.count(),
-	}
-}
-
 // find returns the execution of a task that is in memory.
 func (r *Runner) find(id uuid.UUID) *execution {
 	r.mu.Lock()
@@ -264,6 +230,7 @@ func (r *Runner) register(e *execution) (taken *execution, err error) {
 		return taken, nil
 	}
 	r.tasks[e.id] = e
+	e.open = true
 	r.open++
 	return nil, nil
 }
@@ -274,9 +241,8 @@ func (r *Runner) unregister(e *execution) {
 	defer r.mu.Unlock()
 	if r.tasks[e.id] == e {
 		delete(r.tasks, e.id)
-		r.open--
-		r.pokeLocked()
 	}
+	r.closeLocked(e)
 }
 
 func (r *Runner) isClosing() bool {
@@ -294,9 +260,18 @@ func (r *Runner) drop(e *execution, back, over bool) {
 		delete(r.tasks, e.id)
 	}
 	if back {
-		r.open--
+		r.closeLocked(e)
 	}
 	r.pokeLocked()
+}
+
+// closeLocked says that Shutdown need not wait for e any more.
+func (r *Runner) closeLocked(e *execution) {
+	if e.open {
+		e.open = false
+		r.open--
+		r.pokeLocked()
+	}
 }
 
 // keep remembers that e's end is not stored, and whether e exists.
@@ -341,6 +316,9 @@ func (r *Runner) attend(ctx context.Context, f func()) error {
 		defer close(done)
 		f()
 	}()
+	if e, _ := ctx.Value(callKey{}).(*execution); e != nil {
+		return nil // a call of ours must not wait for itself
+	}
 	select {
 	case <-done:
 		return nil

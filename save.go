@@ -22,6 +22,7 @@ type aftermath struct {
 	dirty  bool // its card is older than its record
 	card   work
 	idle   chan struct{} // closed when the card under way was put, or failed
+	halt   chan struct{} // closed when e is told to stop while it waits for its card
 }
 
 // work is a job that is repeated until it succeeds, by one goroutine at a time.
@@ -361,10 +362,13 @@ func (e *execution) save() {
 	rest.saving.state = workIdle
 	late := e.disowned && mine && !e.forgotten
 	e.stored = e.stored || late
+	if late {
+		e.placeNoticeLocked()
+	}
 	e.mu.Unlock()
 	r.saved(e)
 	if late {
-		e.post(r.cfg.StoreTimeout)
+		e.post(r.cfg.StoreTimeout, false)
 		e.tell()
 	}
 	e.retire()

@@ -114,13 +114,24 @@ func (s *closing) enter(e *execution) (leave func()) {
 	}
 }
 
-// pokeLocked has a shutdown under way look again.
+// pokeLocked has a shutdown under way look again, and lets those callers go who
+// are part of all that is left.
 func (r *Runner) pokeLocked() {
-	if r.closing == nil {
+	s := r.closing
+	if s == nil {
 		return
 	}
+	others := r.open
+	for e := range s.callers {
+		if e.open {
+			others--
+		}
+	}
+	if len(s.callers) > 0 && others == 0 && !isClosed(s.alone) {
+		close(s.alone)
+	}
 	select {
-	case r.closing.poke <- struct{}{}:
+	case s.poke <- struct{}{}:
 	default:
 	}
 }
@@ -190,24 +201,10 @@ func (s *closing) wait(longest, least time.Duration) {
 	}
 }
 
-// quiet reports whether nothing is left to be waited for, and lets those
-// callers go who are all that is left.
+// quiet reports whether nothing is left to be waited for.
 func (s *closing) quiet() bool {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	others := s.r.open
-	for e := range s.callers {
-		if s.r.tasks[e.id] == e {
-			others--
-		}
-	}
-	if others <= 0 && s.r.open > 0 {
-		select {
-		case <-s.alone:
-		default:
-			close(s.alone)
-		}
-	}
 	return s.r.open == 0
 }
 
@@ -247,8 +244,8 @@ func (s *closing) lastWrites(by time.Time) {
 		}
 	}
 	close(r.lastCall)
-	if r.leaser != nil {
-		r.release(max(time.Until(by), time.Second))
+	if left := time.Until(by); r.leaser != nil && left > 0 { // else it expires by itself
+		r.release(left)
 	}
 }
 

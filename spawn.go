@@ -45,7 +45,9 @@ func (r *Runner) Spawn(ctx context.Context, req Request) (Task, error) {
 // terminal, together with ctx.Err(): at the latest when the grace of the
 // cancel is over. Only inside a Func that is itself being stopped it returns
 // as soon as it has asked, with the task as it is. A Run whose Request.ID is
-// known joins that task: it only waits, and its ctx cancels nothing.
+// known joins that task: it only waits, and its ctx cancels nothing. If the
+// task came to wait for its caller at once, Run is ErrWaitCycle and the task
+// goes on.
 func (r *Runner) Run(ctx context.Context, req Request) (Task, error) {
 	t, e, err := r.spawn(ctx, &req, true)
 	switch {
@@ -59,6 +61,9 @@ func (r *Runner) Run(ctx context.Context, req Request) (Task, error) {
 	err = r.waitFor(ctx, e)
 	if err == nil {
 		return firstSight(e.view(true)), nil
+	}
+	if errors.Is(err, ErrWaitCycle) && e.abandon() {
+		return e.view(true).copy(), err // it goes on in the background
 	}
 	_, after := r.stop([]*execution{e}, newCause(causeRequest, ReasonCaller, "", r.cfg.CancelGrace), nil)
 	stored := make(chan struct{})
@@ -108,12 +113,12 @@ func (r *Runner) spawn(ctx context.Context, q *Request, foreground bool) (*Task,
 			return known, nil, err
 		}
 		err = r.create(ctx, e, t)
-		if q.ID != uuid.Nil && errors.Is(err, ErrTaskExists) {
-			e.vanish() // another process was faster: look again
-			continue
-		}
 		if err != nil {
-			return e.failed(err)
+			t, err := e.failed(err)
+			if errors.Is(err, ErrTaskExists) && q.ID != uuid.Nil {
+				continue // somebody was faster: look again
+			}
+			return t, e, err
 		}
 		t, err = e.line(q.queueTimeout(r.cfg.QueueTimeout))
 		return t, e, err
@@ -296,7 +301,7 @@ func (r *Runner) create(ctx context.Context, e *execution, t *Task) error {
 	e.tallyLocked(StatusPending)
 	e.announceBirthLocked()
 	e.mu.Unlock()
-	e.post(r.cfg.StoreTimeout)
+	e.post(r.cfg.StoreTimeout, true)
 	e.mu.Lock()
 	r.hub.publish(EventCreated, e)
 	e.mu.Unlock()
@@ -317,21 +322,29 @@ func (e *execution) announceBirthLocked() {
 	}
 }
 
-// failed ends a spawn whose Create did not succeed. A store may have committed
-// it all the same: then the record is ended, now or as soon as the store can
-// be asked, and until then nobody can see the task.
-func (e *execution) failed(err error) (*Task, *execution, error) {
+// failed ends a spawn whose Create did not succeed: ErrTaskExists if another has
+// the ID. A store may have committed it all the same: then the record is ended,
+// now or as soon as the store can be asked, and until then nobody can see the
+// task.
+func (e *execution) failed(err error) (*Task, error) {
 	r := e.runner
 	if errors.Is(err, ErrTaskExists) {
 		e.vanish()
-		return nil, nil, err
+		return nil, err
 	}
 	err = fmt.Errorf("subagent: task not stored: %w", err)
-	if _, lerr := r.load(e.callCtx(), e.id); lerr != nil {
+	row, lerr := r.load(e.callCtx(), e.id)
+	if lerr != nil {
 		if late := e.vanish(); late || !gone(lerr) {
 			e.disown(err)
 		}
-		return nil, nil, err
+		return nil, err
+	}
+	if row.Owner != r.id {
+		if e.vanish() {
+			e.disown(err)
+		}
+		return nil, fmt.Errorf("%w: %s", ErrTaskExists, e.id)
 	}
 	e.mu.Lock()
 	e.stored = true
@@ -340,7 +353,7 @@ func (e *execution) failed(err error) (*Task, *execution, error) {
 	e.mu.Unlock()
 	e.giveUpPlace()
 	e.refuse(errors.Unwrap(err))
-	return e.view(true), e, err
+	return e.view(true), err
 }
 
 // line stores that e is queued and puts it in line. What comes in between is
@@ -440,5 +453,6 @@ func (e *execution) disown(err error) {
 	e.mu.Unlock()
 	var n ending
 	n.decide(c, nil, false)
-	e.saveLater(&edit{to: StatusErrored, at: c.at, end: &n}, err)
+	mine := e.runner.id // and never the task of another who took the ID
+	e.saveLater(&edit{to: StatusErrored, at: c.at, end: &n, owner: &handover{mine, mine}}, err)
 }

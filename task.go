@@ -13,9 +13,9 @@
 //
 // Inside, a task is an execution with a lock of its own, and at each moment one
 // goroutine owns it: only that one settles it, everybody else leaves a cause.
-// The order of the locks is: waits, family, execution, and then one of Runner,
-// Capacity and hub; no two executions' locks nest, and no foreign code (Func,
-// Store, CardSink, Notifier, Logger) runs under any lock.
+// The order of the locks is: waits, family, execution, outboxes, and then one of
+// Runner, Capacity and hub; no two executions' locks nest, and no foreign code
+// (Func, Store, CardSink, Notifier, Logger) runs under any lock.
 package subagent
 
 import (

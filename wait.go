@@ -78,6 +78,9 @@ func (r *Runner) Await(ctx context.Context, mode AwaitMode, ids ...uuid.UUID) ([
 	}
 	tasks := make([]Task, len(targets))
 	for i, t := range targets {
+		if t.gone {
+			return nil, fmt.Errorf("%w: %s, it was deleted meanwhile", ErrNotFound, t.row.ID)
+		}
 		if t.e != nil && !t.e.exists() {
 			return r.Await(ctx, mode, ids...) // its spawn failed; if it is known, another Runner has it
 		}
@@ -91,6 +94,8 @@ func (r *Runner) Await(ctx context.Context, mode AwaitMode, ids ...uuid.UUID) ([
 type target struct {
 	e   *execution // nil: not in memory
 	row *Task
+
+	gone bool // another Runner's task was deleted before its end was seen
 }
 
 // targets finds the tasks of ids and pins those in memory.
@@ -103,7 +108,10 @@ func (r *Runner) targets(ctx context.Context, ids []uuid.UUID) ([]*target, error
 		if t.e == nil || !t.e.exists() {
 			// A task whose Create is under way exists once a reader finds it.
 			var lerr error
-			if t.row, lerr = r.load(ctx, id); gone(lerr) {
+			if t.row, lerr = r.load(ctx, id); lerr != nil && ctx.Err() != nil {
+				t.row, lerr = r.load(endless(ctx), id) // a snapshot is owed, also with ctx's error
+			}
+			if gone(lerr) {
 				unknown = append(unknown, id)
 			} else if lerr != nil {
 				err = lerr
@@ -221,7 +229,8 @@ func (r *Runner) look(ctx context.Context, t *target) bool {
 	if err == nil {
 		t.row = row
 	}
-	return gone(err) || t.row.Status.Terminal()
+	t.gone = gone(err)
+	return t.gone || t.row.Status.Terminal()
 }
 
 // handOver is t's task as whoever waited for it gets it: if it has ended, this
@@ -234,22 +243,33 @@ func (r *Runner) handOver(ctx context.Context, t target) Task {
 	if !task.Status.Terminal() || !task.NotifiedAt.IsZero() {
 		return task.copy()
 	}
-	first := t.e == nil || t.e.claim()
 	d := &edit{notified: stamp(task.lastStamp())}
+	handed := task.copy()
+	if t.e != nil {
+		if first, at := t.e.claim(d.notified); !first {
+			handed.NotifiedAt = at // whoever was first stores that
+			return handed
+		}
+		if t.e.endUnsaved() {
+			t.e.saveLater(d, nil) // with its end: the store is not asked in vain
+			return handed
+		}
+	}
+	first := true
 	row, changed, err := r.update(endless(ctx), task.ID, d, r.cfg.StoreTimeout)
 	switch {
 	case err == nil && row.Status.Terminal():
-		task, first = row, first && changed
+		task, first = row, changed // false: somebody in another process was
 		if t.e != nil {
 			t.e.observe(row)
 		}
 	case gone(err):
-	case t.e != nil && first:
+	case t.e != nil:
 		t.e.saveLater(d, err) // without an error: its end is to be stored first
 	case err != nil:
 		r.log.warn("delivery not stored", task.ID, "error", logText(err))
 	}
-	handed := task.copy()
+	handed = task.copy()
 	if first {
 		handed.NotifiedAt = time.Time{}
 	} else if handed.NotifiedAt.IsZero() {
@@ -269,13 +289,22 @@ func (r *Runner) current(e *execution) *Task {
 	return e.view(true)
 }
 
-// claim reports whether nobody was handed e's end before.
-func (e *execution) claim() bool {
+// claim reports whether nobody was handed e's end before at, or when that was.
+// The first stores it: of several who are handed the end at once, one is.
+func (e *execution) claim(at time.Time) (first bool, when time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	first := !e.claimed
-	e.claimed = true
-	return first
+	if first = e.claimed.IsZero(); first {
+		e.claimed = at
+	}
+	return first, e.claimed
+}
+
+// endUnsaved reports whether e's end is still to be stored.
+func (e *execution) endUnsaved() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.rest != nil && e.rest.want != nil && e.rest.want.end != nil
 }
 
 // pin and unpin keep e in memory while somebody waits for it: until he was

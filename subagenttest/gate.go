@@ -134,6 +134,11 @@ func (g *Gate) pass(ctx context.Context, run *subagent.Run, done <-chan struct{}
 	v := g.enter(run)
 	defer g.leave()
 	select {
+	case <-done: // before the gate was reached
+		return subagent.Result{}, context.Cause(ctx)
+	default:
+	}
+	select {
 	case <-v.released:
 		return v.result, v.err
 	case <-done:

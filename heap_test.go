@@ -1,0 +1,95 @@
+package subagent_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-subagent/subagent"
+)
+
+// 100 000 tasks of every way to end leave no memory, no goroutine and no
+// timer behind: only what the store is told to keep.
+func TestG17_TasksOfEveryEndLeaveNothing(t *testing.T) {
+	const each = 1000
+	batches := 100
+	if raceEnabled {
+		batches = 10
+	}
+	store := subagent.NewMemoryStore()
+	store.SetRetention(10)
+	r, err := subagent.New(t.Context(), subagent.Config{
+		Store: store, MaxQueued: -1, Timeout: time.Hour, QueueTimeout: time.Hour, CancelGrace: time.Hour,
+	})
+	require.NoError(t, err)
+	heapBatch(t, r, each) // what is made once is there then
+	sub := r.Subscribe(subagent.Filter{SessionID: "nobody"})
+	goroutines, before := runtime.NumGoroutine(), liveHeap()
+	for range batches {
+		heapBatch(t, r, each)
+	}
+	grown := int64(liveHeap()) - int64(before)
+	t.Logf("%d bytes more after %d tasks", grown, batches*each)
+	// Each task has had two timers of an hour: one that is left, with what it
+	// holds on to, is more than 100 bytes.
+	require.Less(t, grown, int64(1<<20))
+	require.LessOrEqual(t, runtime.NumGoroutine(), goroutines)
+	n := r.Stats()
+	require.Zero(t, n.Pending+n.Queued+n.Running+n.Detached+n.Lent+n.Unsaved+n.Capacity.Running+n.Capacity.Queued, "%+v", n)
+	sub.Close()
+	require.NoError(t, r.Shutdown(t.Context()))
+	require.NoError(t, t.Context().Err())
+}
+
+// heapBatch spawns tasks, ends them, and waits for them.
+func heapBatch(t *testing.T, r *subagent.Runner, n int) {
+	ids := make([]uuid.UUID, n)
+	for i := range ids {
+		task, err := r.Spawn(t.Context(), subagent.Request{
+			ParentSessionID: fmt.Sprint("session ", i%10), Description: "x", ExternalTaskID: "call", Func: heapFunc(r, i),
+		})
+		require.NoError(t, err)
+		if ids[i] = task.ID; i%10 == 9 {
+			_, err = r.Cancel(t.Context(), task.ID, subagent.CancelOptions{})
+			require.NoError(t, err)
+		}
+	}
+	for chunk := range 2 {
+		tasks, err := r.Await(t.Context(), subagent.AwaitAll, ids[chunk*n/2:(chunk+1)*n/2]...)
+		require.NoError(t, err)
+		require.Len(t, tasks, n/2)
+	}
+}
+
+func heapFunc(r *subagent.Runner, i int) subagent.Func {
+	return func(ctx context.Context, run *subagent.Run) (subagent.Result, error) {
+		switch i % 10 {
+		case 0:
+			panic("x")
+		case 1:
+			runtime.Goexit()
+		case 2:
+			return subagent.Result{}, fmt.Errorf("x")
+		case 3:
+			_, err := r.Run(ctx, subagent.Request{Description: "kid", Func: heapFunc(r, 5)})
+			return subagent.Result{}, err
+		case 4:
+			kid, err := r.Spawn(ctx, subagent.Request{Description: "kid", Func: heapFunc(r, 5)})
+			if err != nil {
+				return subagent.Result{}, err
+			}
+			_, err = r.Wait(ctx, kid.ID)
+			return subagent.Result{}, err
+		case 6:
+			run.ReportUsage("call", subagent.Usage{InputTokens: 1})
+			run.Progress("x")
+			_, _ = run.Write([]byte("some text"))
+		}
+		return subagent.Result{Text: "done"}, nil
+	}
+}
