@@ -2,4 +2,8 @@
 
 package subagent_test
 
+import "testing"
+
 const raceEnabled = false
+
+func skipWhereTheDetectorCrashes(*testing.T) {}

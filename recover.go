@@ -211,7 +211,7 @@ func (r *Runner) recover(ctx context.Context) (open []*Task, err error) {
 		}
 	}
 	sideBySide(left)
-	if missed {
+	if missed && r.leaser == nil { // else the next renewal does: two at once would deliver twice
 		r.recoverAgain()
 	}
 	return open, nil
