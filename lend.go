@@ -249,11 +249,12 @@ func (g *waitGraph) canEnd(e *execution) bool {
 	return true
 }
 
-// satisfiable says so of one wait. Nobody may wait for his own ancestor, which
-// may have to wait for him.
+// satisfiable says so of one wait. Nobody may begin to wait for his own
+// ancestor, which may have to wait for him. A wait for any that names one stands
+// all the same, and ends if the ancestor does.
 func (g *waitGraph) satisfiable(w *wait) bool {
 	for _, e := range w.on {
-		if ok := e.ended() || (g.ends[e] && !w.by.descendsFrom(e)); ok == w.any {
+		if ok := e.ended() || (g.ends[e] && !(w == g.w && w.by.descendsFrom(e))); ok == w.any {
 			return ok
 		}
 	}

@@ -112,6 +112,10 @@ func (m *runnerModel) refused(want, err error) {
 // born puts x, whose spawn was not refused, where it belongs.
 func (m *runnerModel) born(x *modelTask) {
 	m.tasks = append(m.tasks, x)
+	if x.parent != nil {
+		m.note("spawned by", x.parent)
+	}
+	m.note(fmt.Sprintf("spawned %+v", modelFacts(x)), x)
 	m.dirty[x] = true
 	x.status = subagent.StatusQueued
 	if x.req.QueueTimeout > 0 {
@@ -124,7 +128,19 @@ func (m *runnerModel) born(x *modelTask) {
 	m.line = append(m.line, x)
 }
 
+// modelFacts are the properties of x that decide what becomes of it.
+func modelFacts(x *modelTask) any {
+	return struct {
+		Kind              modelKind
+		Timeout, Queue    time.Duration
+		Session           string
+		Independent, Wait bool
+		Run               bool
+	}{x.kind, x.req.Timeout, x.req.QueueTimeout, x.session(), x.req.Independent, !x.req.NoWait, x.foreground}
+}
+
 func (m *runnerModel) start(x *modelTask) {
+	m.note("starts", x)
 	m.held++
 	x.slot, x.inside, x.status = true, true, subagent.StatusRunning
 	if x.req.Timeout > 0 {
@@ -256,6 +272,7 @@ func (m *runnerModel) comeBack() bool {
 		return false
 	}
 	a := modelAnswers[m.pick(len(modelAnswers))]
+	m.note("comes back", x)
 	m.tell(x, func(context.Context, *subagent.Run) *modelAnswer {
 		switch a.text {
 		case "panic: ouch":
@@ -314,6 +331,7 @@ func (m *runnerModel) cancel() bool {
 		return false
 	}
 	message := []string{"", "enough"}[m.pick(2)]
+	m.note("cancel", x)
 	got, err := m.r.Cancel(context.Background(), x.id, subagent.CancelOptions{Message: message})
 	require.NoError(m.t, err)
 	require.Equal(m.t, x.id, got.ID)
@@ -332,6 +350,7 @@ func (m *runnerModel) cancelSession() bool {
 	if len(roots) > 2 && m.pick(3) > 0 {
 		return false // it would leave too little
 	}
+	m.note("cancel "+session, roots...)
 	got, err := m.r.CancelSession(context.Background(), session, subagent.CancelOptions{})
 	require.NoError(m.t, err)
 	want := map[uuid.UUID]bool{}
@@ -365,6 +384,7 @@ func (m *runnerModel) stop(reason subagent.Reason, message string, roots ...*mod
 			marked = append(marked, x)
 		}
 	}
+	m.note("stopped as "+string(reason), marked...)
 	for _, x := range marked {
 		m.carryOut(x)
 	}
@@ -392,6 +412,7 @@ func (m *runnerModel) forget() bool {
 	if x == nil {
 		return false
 	}
+	m.note("forget", x)
 	err := m.r.Forget(context.Background(), x.id)
 	if x.live() {
 		require.ErrorIs(m.t, err, subagent.ErrNotTerminal)
@@ -413,6 +434,7 @@ func (m *runnerModel) pinned(x *modelTask) bool {
 
 func (m *runnerModel) resize() bool {
 	m.limit = 1 + m.pick(4)
+	m.note(fmt.Sprint("resize to ", m.limit))
 	m.cfg.Capacity.Resize(m.limit)
 	return true
 }

@@ -3,6 +3,7 @@ package subagent_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -251,13 +252,22 @@ type runnerModel struct {
 	line        []*modelTask
 	waits       []*modelWait
 	ended       map[subagent.Status]int
-	step        int
+	step        int // one operation and all that follows from it
 	spans       int
 	ends        int                 // in this step
 	done        []*modelWait        // over in this step
 	dirty       map[*modelTask]bool // an event tells of it
 	changed     map[*modelTask]bool // it may have changed without one
 	closing     *modelShutdown
+	history     []string // what was done, told when a comparison fails
+}
+
+// note remembers what is done.
+func (m *runnerModel) note(what string, on ...*modelTask) {
+	for _, x := range on {
+		what += " " + strings.TrimPrefix(x.req.Description, "task ")
+	}
+	m.history = append(m.history, fmt.Sprint(m.step, ": ", what))
 }
 
 func runRunnerModel(t *testing.T, ops int, pick func(int) int, tally modelTally) {
@@ -267,6 +277,9 @@ func runRunnerModel(t *testing.T, ops int, pick func(int) int, tally modelTally)
 	}
 	m.open()
 	defer func() { // also when a comparison failed, so that the bubble can end
+		if t.Failed() {
+			t.Log("limit ", m.limit, ", step: what, tasks\n", strings.Join(m.history, "\n"))
+		}
 		if !isClosedChan(m.over) {
 			close(m.over)
 		}
@@ -278,6 +291,7 @@ func runRunnerModel(t *testing.T, ops int, pick func(int) int, tally modelTally)
 	}()
 	steps := m.steps()
 	for range ops {
+		m.step++
 		if m.tick() || steps[pick(len(steps))]() {
 			m.settle()
 			m.compare()

@@ -2,6 +2,7 @@ package subagent_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing/synctest"
@@ -29,6 +30,14 @@ type modelWait struct {
 	tasks    []subagent.Task
 	err      error
 	returned atomic.Bool
+}
+
+func (w *modelWait) String() string {
+	s := fmt.Sprintf("wait any=%v run=%v doomed=%v lent=%v", w.any, w.run, w.doomed, w.lent)
+	if w.by != nil {
+		s += " by " + w.by.req.Description
+	}
+	return s + " on"
 }
 
 func (w *modelWait) satisfied() bool {
@@ -62,6 +71,7 @@ func (w *modelWait) do(ctx context.Context, call func(context.Context) ([]subage
 // begin notes that w waits; a worker lends its slot unless there is no need.
 func (m *runnerModel) begin(w *modelWait) {
 	m.waits = append(m.waits, w)
+	m.note("begins: "+w.String(), w.on...)
 	if w.by == nil {
 		return
 	}
@@ -217,6 +227,7 @@ func (m *runnerModel) leave() bool {
 // cancelled, and the worker that waited takes its slot back.
 func (m *runnerModel) gone(w *modelWait) {
 	w.gone = true
+	m.note("its ctx ends: "+w.String(), w.on...)
 	m.takeBack(w)
 	if w.run {
 		m.stop(subagent.ReasonCaller, "", w.on[0])

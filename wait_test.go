@@ -357,6 +357,28 @@ func TestG15_AnyWithOneHopefulTarget(t *testing.T) {
 	})
 }
 
+// A wait for any may name an ancestor beside others, and then it ends with the
+// ancestor, too: who waits for the one that waits is in no cycle.
+func TestG15_AnyNamesAnAncestor(t *testing.T) {
+	inLabs(t, subagent.Config{Workers: 4}, func(t *testing.T, l *lab) {
+		parent, inParent := l.inside(l.ctx, "parent", nil)
+		child, inChild := l.inside(inParent, "child", nil)
+		x, inX := l.inside(l.ctx, "x", nil)
+		l.waits(inChild, subagent.AwaitAny, parent.ID, x.ID)
+		l.waits(inX, subagent.AwaitAll, child.ID)
+		require.Equal(t, 2, l.Stats().Lent)
+		_, err := l.Wait(inParent, child.ID) // which would end that hope
+		require.ErrorIs(t, err, subagent.ErrWaitCycle)
+		l.finish(parent.ID)
+		synctest.Wait()
+		require.Equal(t, 1, l.Stats().Lent)
+		l.finish(child.ID)
+		synctest.Wait()
+		require.Zero(t, l.Stats().Lent)
+		l.finish(x.ID)
+	})
+}
+
 // Waits go from Runner to Runner: a shared slot is lent, and a cycle is found.
 func TestG15_TwoRunnersShareOneSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
