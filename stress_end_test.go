@@ -27,9 +27,13 @@ func (s *stress) settled() {
 		}
 	}
 	memory := map[uuid.UUID]subagent.Task{}
-	for _, id := range s.ids {
-		task, err := s.runners[s.owners[id]].Wait(ctx, id)
-		if errors.Is(err, subagent.ErrNotFound) && s.doomed[id] {
+	for i := 0; ; i++ { // what still runs may spawn until it has ended
+		id, r, ok := s.nth(i)
+		if !ok {
+			break
+		}
+		task, err := r.Wait(ctx, id)
+		if errors.Is(err, subagent.ErrNotFound) && s.isDoomed(id) {
 			continue
 		}
 		require.NoError(s.t, err, "%+v", task)
@@ -47,6 +51,22 @@ func (s *stress) settled() {
 		require.Zero(s.t, n.Capacity.Running+n.Capacity.Queued, "%+v", n)
 	}
 	s.agree(ctx, memory)
+}
+
+// nth is the task that was asked for as number i, from 0, and its Runner.
+func (s *stress) nth(i int) (uuid.UUID, *subagent.Runner, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i >= len(s.ids) {
+		return uuid.Nil, nil, false
+	}
+	return s.ids[i], s.runners[s.owners[s.ids[i]]], true
+}
+
+func (s *stress) isDoomed(id uuid.UUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.doomed[id]
 }
 
 // barrier sees that all slots and all places are there again: as many tasks as
