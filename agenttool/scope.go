@@ -1,0 +1,207 @@
+package agenttool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/go-subagent/subagent"
+)
+
+// scope is what a call may see: the tasks of a session, or what descends from
+// the task within whose Func it was made. Everything else does not exist for
+// it. It reads with a ctx that does not end: the answer of a call whose ctx
+// has ended is the state of its task.
+type scope struct {
+	ctx     context.Context
+	runner  *subagent.Runner
+	session string
+	within  uuid.UUID // the task whose Func calls; uuid.Nil: none
+}
+
+func scopeOf(ctx context.Context, r *subagent.Runner, session string) scope {
+	s := scope{ctx: context.WithoutCancel(ctx), runner: r, session: session}
+	if run, ok := subagent.RunFromContext(ctx); ok {
+		s.within = run.Task().ID
+	}
+	return s
+}
+
+// check refuses a call that belongs nowhere: an empty session in a filter
+// would be every session.
+func (s scope) check() error {
+	if s.within == uuid.Nil && strings.TrimSpace(s.session) == "" {
+		return errors.New("the host made this call without a session, so it can see and start no task")
+	}
+	return nil
+}
+
+// sees reports whether t is in scope.
+func (s scope) sees(t subagent.Task) (bool, error) {
+	if s.within == uuid.Nil {
+		return t.ParentSessionID == s.session, nil
+	}
+	seen := make(map[uuid.UUID]bool)
+	for t.ParentTaskID != uuid.Nil && !seen[t.ID] {
+		if t.ParentTaskID == s.within {
+			return true, nil
+		}
+		seen[t.ID] = true
+		var err error
+		if t, err = s.runner.Get(s.ctx, t.ParentTaskID); err != nil {
+			return false, ignoreUnknown(err)
+		}
+	}
+	return false, nil
+}
+
+func ignoreUnknown(err error) error {
+	if errors.Is(err, subagent.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// list returns the tasks in scope that f matches besides.
+func (s scope) list(f subagent.Filter) ([]subagent.Task, error) {
+	if s.within == uuid.Nil {
+		f.SessionID = s.session
+		return s.runner.List(s.ctx, f)
+	}
+	kin, err := descendants(s.ctx, s.runner, s.within)
+	return slices.DeleteFunc(kin, func(t subagent.Task) bool { return !f.Match(t) }), err
+}
+
+// descendants returns what descends from a task, parents before children.
+func descendants(ctx context.Context, r *subagent.Runner, id uuid.UUID) (kin []subagent.Task, err error) {
+	seen := map[uuid.UUID]bool{id: true}
+	for open := []uuid.UUID{id}; len(open) > 0; open = open[1:] {
+		kids, err := r.List(ctx, subagent.Filter{ParentTaskID: open[0]})
+		if err != nil {
+			return nil, err
+		}
+		for _, kid := range kids {
+			if !seen[kid.ID] {
+				seen[kid.ID] = true
+				kin = append(kin, kid)
+				open = append(open, kid.ID)
+			}
+		}
+	}
+	return kin, nil
+}
+
+// find returns the tasks with these ids, each once and in the order given. If
+// one of them cannot be found the error names each that cannot.
+func (s scope) find(ids ...string) ([]subagent.Task, error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	var (
+		tasks []subagent.Task
+		bad   []string
+		seen  = make(map[string]bool)
+		known = make(map[uuid.UUID]bool)
+	)
+	for _, raw := range ids {
+		t, why, err := s.lookUp(strings.TrimSpace(raw))
+		switch {
+		case err != nil:
+			return nil, err
+		case why == "" && !known[t.ID]:
+			known[t.ID] = true
+			tasks = append(tasks, t)
+		case why != "" && !seen[why]:
+			seen[why] = true
+			bad = append(bad, why)
+		}
+	}
+	if len(bad) == 0 {
+		return tasks, nil
+	}
+	live, err := s.live()
+	if err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("%s; %s", strings.Join(bad, "; "), live)
+}
+
+// lookUp returns the task of an id, or why there is none.
+func (s scope) lookUp(id string) (t subagent.Task, why string, err error) {
+	key, isUUID := parseID(id)
+	if isUUID {
+		t, err := s.runner.Get(s.ctx, key)
+		if err == nil {
+			ok, err := s.sees(t)
+			if ok || err != nil {
+				return t, "", err
+			}
+		} else if ignoreUnknown(err) != nil {
+			return subagent.Task{}, "", err
+		}
+	}
+	if id != "" {
+		started, err := s.list(subagent.Filter{ExternalTaskID: id})
+		if err != nil {
+			return subagent.Task{}, "", err
+		}
+		if len(started) > 0 {
+			return subagent.Task{}, fmt.Sprintf("%q is the id of a tool call, not a task_id; the task_id of what it started is %s", id, idList(started)), nil
+		}
+	}
+	if !isUUID {
+		return subagent.Task{}, fmt.Sprintf("%q is no task_id, which is a UUID", clean(brief(id))), nil
+	}
+	return subagent.Task{}, fmt.Sprintf("there is no task %s", key), nil
+}
+
+// parseID takes the usual form of a UUID, in any case. uuid.Parse alone takes
+// others too, and more than UUIDs.
+func parseID(s string) (uuid.UUID, bool) {
+	if len(s) != 36 {
+		return uuid.Nil, false
+	}
+	id, err := uuid.Parse(s)
+	return id, err == nil
+}
+
+// live says which tasks in scope are live.
+func (s scope) live() (string, error) {
+	tasks, err := s.list(subagent.Filter{Statuses: []subagent.Status{subagent.StatusPending, subagent.StatusQueued, subagent.StatusRunning}})
+	if err != nil {
+		return "", err
+	}
+	if len(tasks) == 0 {
+		return "no task is live now", nil
+	}
+	return "live now: " + idList(tasks), nil
+}
+
+// maxNamed is how many ids an answer names that the model did not ask for.
+const maxNamed = 20
+
+func idList(tasks []subagent.Task) string {
+	newestFirst(tasks)
+	var ids []string
+	for _, t := range tasks[:min(len(tasks), maxNamed)] {
+		ids = append(ids, t.ID.String())
+	}
+	s := strings.Join(ids, ", ")
+	if more := len(tasks) - len(ids); more > 0 {
+		s += fmt.Sprintf(" and %d more", more)
+	}
+	return s
+}
+
+func newestFirst(tasks []subagent.Task) {
+	slices.SortFunc(tasks, func(a, b subagent.Task) int {
+		if c := b.CreatedAt.Compare(a.CreatedAt); c != 0 {
+			return c
+		}
+		return strings.Compare(b.ID.String(), a.ID.String())
+	})
+}
