@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/google/uuid"
 
@@ -53,7 +52,7 @@ func (s *Toolset) request(c *call) (q subagent.Request, background bool, err err
 	case len(s.agents) == 0 && (len(q.AgentID) > maxAgentID || q.AgentID != clean(q.AgentID)):
 		a.err = fmt.Errorf("agent_id is %q; at most %d bytes without NUL are allowed", clean(brief(q.AgentID)), maxAgentID)
 	case len(s.agents) > 0 && !slices.ContainsFunc(s.agents, func(p Agent) bool { return p.ID == q.AgentID }):
-		a.err = fmt.Errorf("there is no agent_id %q; allowed are %s", clean(brief(q.AgentID)), strings.Join(agentIDs(s.agents), ", "))
+		a.err = fmt.Errorf("there is no agent_id %q; allowed are %q", clean(brief(q.AgentID)), agentIDs(s.agents))
 	}
 	return q, background, a.err
 }

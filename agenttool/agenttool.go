@@ -100,8 +100,8 @@ type Answer struct {
 	// of list_tasks {tasks}, of await_tasks {done, tasks}.
 	Data json.RawMessage
 
-	// IsError says that the call was refused or could not do its work, or that
-	// the one task that it is about has errored.
+	// IsError says that the call was refused or failed, or that the one task
+	// that it is about has errored. A cancelled task is no error.
 	IsError bool
 
 	// TaskID is the one task that the answer is about, else uuid.Nil.

@@ -59,18 +59,28 @@ func (s scope) sees(t subagent.Task) (bool, error) {
 	return false, nil
 }
 
+// ignoreUnknown is err as a failure to read: that there is no such task is
+// none.
 func ignoreUnknown(err error) error {
 	if errors.Is(err, subagent.ErrNotFound) {
 		return nil
 	}
-	return err
+	return unread(err)
+}
+
+func unread(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("the tasks could not be read: %s", reason(err))
 }
 
 // list returns the tasks in scope that f matches besides.
 func (s scope) list(f subagent.Filter) ([]subagent.Task, error) {
 	if s.within == uuid.Nil {
 		f.SessionID = s.session
-		return s.runner.List(s.ctx, f)
+		tasks, err := s.runner.List(s.ctx, f)
+		return tasks, unread(err)
 	}
 	kin, err := descendants(s.ctx, s.runner, s.within)
 	return slices.DeleteFunc(kin, func(t subagent.Task) bool { return !f.Match(t) }), err
@@ -82,7 +92,7 @@ func descendants(ctx context.Context, r *subagent.Runner, id uuid.UUID) (kin []s
 	for open := []uuid.UUID{id}; len(open) > 0; open = open[1:] {
 		kids, err := r.List(ctx, subagent.Filter{ParentTaskID: open[0]})
 		if err != nil {
-			return nil, err
+			return nil, unread(err)
 		}
 		for _, kid := range kids {
 			if !seen[kid.ID] {
@@ -140,7 +150,7 @@ func (s scope) lookUp(id string) (t subagent.Task, why string, err error) {
 			if ok || err != nil {
 				return t, "", err
 			}
-		} else if ignoreUnknown(err) != nil {
+		} else if err := ignoreUnknown(err); err != nil {
 			return subagent.Task{}, "", err
 		}
 	}
