@@ -2,6 +2,7 @@ package agenttool
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -45,8 +46,8 @@ func fit(parts []part, limit int) string {
 	return b.String()
 }
 
-// shareOf is the length at which texts must be cut so that all of them take no
-// more than room.
+// shareOf is the length at which texts of these lengths must be cut so that
+// all of them take no more than room: any length if they do so as they are.
 func shareOf(room int, lengths []int) int {
 	room = max(room, 0)
 	slices.Sort(lengths)
@@ -57,7 +58,7 @@ func shareOf(room int, lengths []int) int {
 		}
 		room -= n
 	}
-	return room
+	return math.MaxInt
 }
 
 // cutTo is the start of s and a note of what is missing, together at most n
