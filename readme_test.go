@@ -21,8 +21,8 @@ var goBlock = regexp.MustCompile("(?s)```go\n(.*?)```")
 // Every Go block of the pages is code of the examples, which the tests run;
 // the README's first is a whole program around one of them.
 func TestReadmeShowsWhatTheExamplesDo(t *testing.T) {
-	code := unindented(readPage(t, "example_test.go"))
-	for _, page := range []string{"README.md", "docs/stores.md"} {
+	code := unindented(readPage(t, "example_test.go") + readPage(t, "agenttool/example_test.go"))
+	for _, page := range []string{"README.md", "docs/stores.md", "docs/integrate.md"} {
 		blocks := goBlock.FindAllStringSubmatch(readPage(t, page), -1)
 		require.NotEmpty(t, blocks, page)
 		for _, block := range blocks {

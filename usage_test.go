@@ -382,3 +382,51 @@ func TestG14_PassesBetweenAppendsEqualOnePass(t *testing.T) {
 		require.Equal(t, whole, grown)
 	}
 }
+
+// Three background agents whose calls have the same id: their results were
+// saved without usage, which comes later, in any order, with other messages in
+// between. Each lands on the message that started its agent.
+func TestG14_LateUsageOfEqualCallIDs(t *testing.T) {
+	r := seeded(t)
+	for range 20 {
+		var history []subagent.Message
+		var results []int
+		for range 3 {
+			history = append(history, subagent.Message{}, dispatch("call_0", "call_1"), subagent.Message{ToolCallID: "call_1"})
+			results = append(results, len(history))
+			history = append(history, subagent.Message{ToolCallID: "call_0"}, subagent.Message{})
+		}
+		require.Empty(t, subagent.AttributeUsage(history))
+		for _, i := range r.Perm(3) {
+			u := tokens(int64(10 * i)) // zero too
+			history[results[i]].SubagentUsage = &u
+			require.Equal(t, []int{results[i] - 2, results[i]}, subagent.AttributeUsage(history))
+			checkAgain(t, history)
+		}
+		for i, at := range results {
+			require.Equal(t, tokens(int64(10*i)), history[at-2].Usage)
+		}
+	}
+}
+
+// Malformed usage is not marked, and holds up nobody else's; once it is mended
+// a later pass counts it.
+func TestMalformedUsageIsCountedOnceItIsMended(t *testing.T) {
+	history := []subagent.Message{dispatch("a", "b"), answer("a", -1), answer("b", 7)}
+	require.Equal(t, []int{0, 2}, subagent.AttributeUsage(history))
+	require.False(t, history[1].UsageAttributed)
+	require.Equal(t, tokens(-1), *history[1].SubagentUsage, "left as it was")
+	checkAgain(t, history)
+	for i := range usageKeys { // one bad count is enough
+		u := tokens(5)
+		reflect.ValueOf(&u).Elem().Field(i).SetInt(-5)
+		history[1].SubagentUsage = &u
+		checkAgain(t, history)
+	}
+	mended, err := subagent.ParseUsage([]byte(counts("calls", "1")))
+	require.NoError(t, err)
+	history[1].SubagentUsage = mended
+	require.Equal(t, []int{0, 1}, subagent.AttributeUsage(history))
+	require.Equal(t, tokens(8), history[0].Usage)
+	checkAgain(t, history)
+}
