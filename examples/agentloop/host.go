@@ -71,6 +71,9 @@ func (h *host) ask(ctx context.Context, question string, tools *agenttool.Toolse
 // showCards prints the cards of a conversation, each with those of its task's
 // own conversation below it.
 func (h *host) showCards(session, behind string) {
+	if len(h.history.cards(session, behind)) == 0 {
+		return // no sub-agent was started
+	}
 	h.screen.line("")
 	h.screen.line("cards")
 	h.showFamily(session, behind, "  ")

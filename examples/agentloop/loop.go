@@ -174,11 +174,8 @@ func (h *host) subagent(ctx context.Context, run *subagent.Run) (subagent.Result
 	// ctx carries the Run: sub-agents that this one starts are its children, and
 	// while it waits for them they have its slot.
 	text, err := h.converse(ctx, agent{t, h.normal, &worker{run: run}})
-	switch {
-	case errors.Is(err, errTurnCap):
-		return subagent.Result{StopReason: "turn_capped"}, nil
-	case ctx.Err() != nil:
-		return subagent.Result{}, context.Cause(ctx)
+	if errors.Is(err, errTurnCap) {
+		return subagent.Result{StopReason: "turn_capped"}, nil // with what it said so far
 	}
 	return subagent.Result{Text: text}, err
 }
