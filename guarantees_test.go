@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -293,61 +292,6 @@ func TestG2_SpawnOfAKnownIDIsIdempotent(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "once", again.ResultText)
 	})
-}
-
-// The end of a task is decided once, whatever comes at the same time.
-func TestG3_StopAgainstFinish(t *testing.T) {
-	rounds := 20_000
-	if testing.Short() {
-		rounds = 2_000
-	}
-	surface := &surface{cards: map[uuid.UUID][]subagent.Card{}, notices: map[uuid.UUID][]subagent.Task{}}
-	store := subagent.NewMemoryStore()
-	r, err := subagent.New(t.Context(), subagent.Config{Store: store, Cards: surface, Workers: 2})
-	require.NoError(t, err)
-	ctx := t.Context()
-	events := r.Subscribe(subagent.Filter{Statuses: []subagent.Status{subagent.StatusCompleted, subagent.StatusCancelled, subagent.StatusErrored}})
-	cancelled := 0
-	for i := range rounds {
-		entered, finish := make(chan struct{}), make(chan struct{})
-		task, err := r.Spawn(ctx, subagent.Request{Description: "x", ParentSessionID: "s", Func: func(context.Context, *subagent.Run) (subagent.Result, error) {
-			close(entered)
-			<-finish
-			return subagent.Result{Text: "done"}, nil
-		}})
-		require.NoError(t, err)
-		<-entered
-		var wg sync.WaitGroup
-		wg.Go(func() { close(finish) })
-		wg.Go(func() {
-			if i%3 != 0 {
-				runtime.Gosched()
-			}
-			_, err := r.Cancel(ctx, task.ID, subagent.CancelOptions{})
-			require.NoError(t, err)
-		})
-		end, err := r.Wait(ctx, task.ID)
-		require.NoError(t, err)
-		wg.Wait()
-		ev, err := events.Next(ctx)
-		require.NoError(t, err)
-		row, err := store.Get(ctx, task.ID)
-		require.NoError(t, err)
-		got, err := r.Get(ctx, task.ID)
-		require.NoError(t, err)
-		for where, seen := range map[string]subagent.Task{"event": ev.Task, "store": row, "memory": got} {
-			require.Equal(t, end.ID, seen.ID, where)
-			require.Equal(t, end.Status, seen.Status, where)
-			require.Equal(t, "done", seen.ResultText, where)
-			require.Equal(t, end.CompletedAt, seen.CompletedAt, where)
-		}
-		require.Equal(t, string(end.Status), surface.lastCard(task.ID).Attach.Status)
-		if end.Status == subagent.StatusCancelled {
-			cancelled++
-		}
-	}
-	t.Logf("%d of %d were stopped in time", cancelled, rounds)
-	require.NoError(t, r.Shutdown(ctx))
 }
 
 func TestG4_SlotsAreGrantedInOrder(t *testing.T) {

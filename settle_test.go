@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -375,81 +374,6 @@ func lateWorker(r *rig, why string, comesBack func(*subagent.Run) (subagent.Resu
 	require.Equal(r.t, cards, cardsNow)
 	require.Equal(r.t, events, eventsNow)
 	require.Equal(r.t, notices, noticesNow)
-}
-
-// A stop and the Func's own end at the same moment: memory, store, card,
-// event, notice and waiter agree on one of the two.
-func TestG3_StopAndFinishAgreeOnOneEnd(t *testing.T) {
-	rounds := 20_000
-	switch {
-	case testing.Short():
-		rounds = 2_000
-	case raceEnabled: // each takes ten times as long
-		rounds = 10_000
-	}
-	rng := seeded(t)
-	p, store := newTape(), subagent.NewMemoryStore()
-	r, err := subagent.New(t.Context(), subagent.Config{Store: store, Cards: p, Notifier: p, Workers: 2})
-	require.NoError(t, err)
-	store.SetRetention(-1)
-	ended := r.Subscribe(subagent.Filter{Statuses: []subagent.Status{subagent.StatusCompleted, subagent.StatusCancelled, subagent.StatusErrored}})
-	var listener sync.WaitGroup
-	listener.Go(func() { p.listen(ended) })
-	stopped := 0
-	for range rounds {
-		if end := p.race(t, r, store, rng.IntN(3)); end.Status == subagent.StatusCancelled {
-			stopped++
-		}
-	}
-	t.Logf("%d of %d were stopped in time", stopped, rounds)
-	require.NoError(t, r.Shutdown(t.Context()))
-	listener.Wait()
-	for id, events := range p.events {
-		require.Len(t, events, 1, "%s ended more than once", id)
-		row, err := store.Get(t.Context(), id)
-		require.NoError(t, err)
-		require.True(t, sameEnd(row, events[0].Task), "%+v and %+v", row, events[0].Task)
-	}
-}
-
-// race is one round.
-func (p *tape) race(t *testing.T, r *subagent.Runner, store *subagent.MemoryStore, yields int) subagent.Task {
-	ctx := t.Context()
-	entered, finish := make(chan struct{}), make(chan struct{})
-	task, err := r.Spawn(ctx, rigAsk("x", func(q *subagent.Request) {
-		q.Func = func(context.Context, *subagent.Run) (subagent.Result, error) {
-			close(entered)
-			<-finish
-			return subagent.Result{Text: "done"}, nil
-		}
-	}))
-	require.NoError(t, err)
-	<-entered
-	var both sync.WaitGroup
-	both.Go(func() { close(finish) })
-	both.Go(func() {
-		for range yields {
-			runtime.Gosched()
-		}
-		_, err := r.Cancel(ctx, task.ID, subagent.CancelOptions{})
-		require.NoError(t, err)
-	})
-	end, err := r.Wait(ctx, task.ID)
-	require.NoError(t, err)
-	both.Wait()
-	row, err := store.Get(ctx, task.ID)
-	require.NoError(t, err)
-	got, err := r.Get(ctx, task.ID)
-	require.NoError(t, err)
-	cards, _, notices := p.heard(task.ID)
-	require.Equal(t, "done", row.ResultText)
-	require.Equal(t, row.Card(), cards[len(cards)-1])
-	for _, seen := range append(notices, end, got) {
-		if !sameEnd(row, seen) {
-			require.Equal(t, essence(row), essence(seen), "waiter, memory or notice")
-		}
-	}
-	return end
 }
 
 // sameEnd is a cheap look at what differs between two ends.
