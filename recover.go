@@ -27,7 +27,7 @@ func (r *Runner) start(ctx context.Context) error {
 		}
 		r.stopped.Go(r.keepLease)
 	}
-	if _, err := r.recover(ctx); err != nil {
+	if err := r.recoverFirst(ctx); err != nil {
 		close(r.quit)
 		r.stopped.Wait()
 		return err
@@ -56,18 +56,25 @@ func (r *Runner) keepLease() {
 	})
 }
 
-// keepRecovering looks, each time the lease is renewed, for owners that have
-// died and for what others have done to this Runner's tasks.
+// keepRecovering looks, each time the lease is renewed, for what others have
+// done to this Runner's tasks and for owners that have died since. One that
+// cannot be asked about holds up neither.
 func (r *Runner) keepRecovering() {
 	r.everyRenewal(func() {
 		ctx := context.Background()
 		mine := r.executions((*execution).live)
-		open, err := r.recover(ctx)
+		open, owed, err := r.leftovers(ctx)
 		if err != nil {
 			r.log.error("recovery failed, it will be repeated", uuid.Nil, "error", logText(err))
 			return
 		}
 		r.compare(ctx, mine, open)
+		rows := slices.Concat(open, owed)
+		dead, err := r.deadOwners(ctx, rows)
+		if err != nil {
+			r.log.error("an owner could not be asked about, its tasks are left alone for now", uuid.Nil, "error", logText(err))
+		}
+		r.recover(rows, dead)
 	})
 }
 
@@ -169,31 +176,59 @@ func (r *Runner) storedRequest(row *Task) *cause {
 
 const lostMessage = "worker died before completion"
 
-// recover ends the open tasks of dead owners and takes over the notices that
-// they owe. It returns the open tasks that it found, and fails only if the
-// store cannot be read: what cannot be written is repeated.
-func (r *Runner) recover(ctx context.Context) (open []*Task, err error) {
-	if open, err = r.rows(ctx, Filter{Statuses: openStatuses}); err != nil {
-		return nil, err
+// recoverFirst is the recovery that New makes. It fails, and changes nothing, if
+// the store does not say what there is and who is dead.
+func (r *Runner) recoverFirst(ctx context.Context) error {
+	open, owed, err := r.leftovers(ctx)
+	if err != nil {
+		return err
 	}
-	var owed []*Task
+	rows := slices.Concat(open, owed)
+	dead, err := r.deadOwners(ctx, rows)
+	if err == nil {
+		r.recover(rows, dead)
+	}
+	return err
+}
+
+// leftovers are the records that a recovery looks at: open tasks, and those
+// whose notice is owed, in the order of their ends.
+func (r *Runner) leftovers(ctx context.Context) (open, owed []*Task, err error) {
+	if open, err = r.rows(ctx, Filter{Statuses: openStatuses}); err != nil {
+		return nil, nil, err
+	}
 	if r.cfg.Notifier != nil || r.cfg.Cards != nil {
 		if owed, err = r.rows(ctx, Filter{Undelivered: true}); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	slices.SortStableFunc(owed, func(a, b *Task) int { return a.CompletedAt.Compare(b.CompletedAt) })
-	dead := map[string]bool{}
+	return open, owed, nil
+}
+
+// deadOwners asks about the owners of rows, each once. One that cannot be asked
+// about is not taken for dead; the error is of the first such.
+func (r *Runner) deadOwners(ctx context.Context, rows []*Task) (dead map[string]bool, first error) {
+	dead = map[string]bool{}
+	for _, row := range rows {
+		if _, asked := dead[row.Owner]; asked {
+			continue
+		}
+		gone, err := r.isDead(ctx, row.Owner)
+		dead[row.Owner] = gone && err == nil
+		first = cmp.Or(first, err)
+	}
+	return dead, first
+}
+
+// recover ends the open tasks of dead owners and takes over the notices that
+// they owe. What cannot be written is repeated.
+func (r *Runner) recover(rows []*Task, dead map[string]bool) {
 	var (
 		left   []func()
 		missed bool
 	)
-	for _, row := range slices.Concat(open, owed) {
-		if _, asked := dead[row.Owner]; !asked {
-			if dead[row.Owner], err = r.isDead(ctx, row.Owner); err != nil {
-				return nil, err
-			}
-		}
+	for _, row := range rows {
 		// What this Runner owns and does not know it took over in a write that
 		// was reported as failed.
 		lost := row.Owner == r.id && r.cfg.Notifier != nil && r.find(row.ID) == nil
@@ -214,7 +249,6 @@ func (r *Runner) recover(ctx context.Context) (open []*Task, err error) {
 	if missed && r.leaser == nil { // else the next renewal does: two at once would deliver twice
 		r.recoverAgain()
 	}
-	return open, nil
 }
 
 // recoverAgain repeats the recovery after a pause. Its goroutine ends with that
@@ -228,7 +262,7 @@ func (r *Runner) recoverAgain() {
 			return
 		case <-timer.C:
 		}
-		if _, err := r.recover(context.Background()); err != nil {
+		if err := r.recoverFirst(context.Background()); err != nil {
 			r.log.error("recovery failed", uuid.Nil, "error", logText(err))
 			r.recoverAgain()
 		}
@@ -334,7 +368,7 @@ func (r *Runner) cancelStored(ctx context.Context, row *Task, err error, c *caus
 }
 
 // cancelForeign cancels the open tasks of a session that this Runner does not
-// execute.
+// execute. One that fails is no obstacle to the others, unless that takes long.
 func (r *Runner) cancelForeign(ctx context.Context, sessionID string, c *cause) (tasks []Task, err error) {
 	if r.private {
 		return nil, nil
@@ -343,16 +377,20 @@ func (r *Runner) cancelForeign(ctx context.Context, sessionID string, c *cause) 
 	if err != nil {
 		return nil, err
 	}
+	by := time.Now().Add(r.cfg.StoreTimeout)
 	for _, row := range slices.Backward(rows) { // children first, as their owner should see it
 		if r.find(row.ID) != nil || row.Owner == r.id {
 			continue
 		}
-		t, err := r.cancelStored(ctx, row, nil, c)
-		if err != nil && !gone(err) {
-			return tasks, err
+		t, terr := r.cancelStored(ctx, row, nil, c)
+		if terr != nil && !gone(terr) {
+			if err = cmp.Or(err, terr); ctx.Err() != nil || !time.Now().Before(by) {
+				break
+			}
+			continue
 		}
 		preview(&t)
 		tasks = append(tasks, t)
 	}
-	return tasks, nil
+	return tasks, err
 }

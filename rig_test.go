@@ -116,7 +116,11 @@ func newRig(t *testing.T, cfg subagent.Config, p *tape) *rig {
 // rigOn is a rig on a store that exists already.
 func rigOn(t *testing.T, cfg subagent.Config, p *tape, inner *subagent.MemoryStore, store *subagenttest.FaultyStore) *rig {
 	t.Helper()
-	r := &rig{tape: p, t: t, ctx: t.Context(), gate: subagenttest.NewGate(), inner: inner, store: store}
+	// A call that never returns is to fail the test: the bubble's time never
+	// stands still, because leases are renewed.
+	ctx, cancel := context.WithTimeout(t.Context(), 48*time.Hour)
+	t.Cleanup(cancel)
+	r := &rig{tape: p, t: t, ctx: ctx, gate: subagenttest.NewGate(), inner: inner, store: store}
 	if cfg.Store == nil {
 		cfg.Store = store.Store()
 	}

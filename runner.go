@@ -93,7 +93,8 @@ var ErrClosed = errors.New("subagent: runner closed")
 // notices are taken over. If the store is a Leaser, it tells who is dead;
 // otherwise every open task there is taken for orphaned. ctx governs this
 // recovery alone. New fails if cfg is wrong (ErrInvalidRequest, naming the
-// field) or the store cannot be read. A Runner must be shut down: Shutdown.
+// field), or the store cannot be read or does not say who is dead. A Runner must
+// be shut down: Shutdown.
 func New(ctx context.Context, cfg Config) (*Runner, error) {
 	private := cfg.Store == nil
 	if err := cfg.complete(); err != nil {

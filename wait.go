@@ -25,11 +25,11 @@ const (
 var ErrWaitCycle = errors.New("subagent: wait cycle")
 
 // Wait blocks until the task has ended and returns it with its whole
-// ResultText. The error is about waiting: ErrNotFound, ErrWaitCycle, or
-// ctx.Err() together with the task as it is then; how the task ended is
-// Task.Err. What memory knows to have ended is returned even if ctx is done.
-// Whoever is handed the end first sees NotifiedAt zero, and its notice is
-// delivered with that.
+// ResultText. The error is about waiting: ErrNotFound, ErrWaitCycle, the
+// store's if it cannot be asked about a task that is not in memory, or ctx.Err()
+// together with the task as it is then; how the task ended is Task.Err. What
+// memory knows to have ended is returned even if ctx is done. Whoever is handed
+// the end first sees NotifiedAt zero, and its notice is delivered with that.
 //
 // With the ctx of a Func, its slot is lent to the tasks in line while it waits;
 // Wait takes it again, ahead of the line, before it returns, and at once if
