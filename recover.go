@@ -101,17 +101,39 @@ func (r *Runner) watch(w Watcher) {
 		cancel()
 	})
 	for pause := time.Duration(0); ctx.Err() == nil; {
-		err := protect(func() error { return w.Watch(withoutRun(ctx), r.id, func(t Task) { r.seen(&t) }) })
+		start := time.Now()
+		err := protect(func() error { return w.Watch(withoutRun(ctx), r.id, func(t Task) { r.heard(ctx, &t) }) })
 		if ctx.Err() != nil {
 			return
 		}
 		r.log.warn("watching the store failed, it will be repeated", uuid.Nil, "error", logText(err))
+		if time.Since(start) > longestPause {
+			pause = 0 // it has worked meanwhile
+		}
 		pause = nextPause(pause)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}
+}
+
+// heard acts on a record of which a Watcher tells. An end is too grave to be
+// taken from hearsay, which may be old or wrong: readers would see an end that
+// nobody has stored. It is read, which is rare: a task that runs here is ended
+// elsewhere only after its lease was lost.
+func (r *Runner) heard(ctx context.Context, row *Task) {
+	if e := r.find(row.ID); e == nil || !e.live() {
+		return
+	}
+	if row.Status.Terminal() {
+		stored, err := r.load(ctx, row.ID)
+		if err != nil {
+			return // the next renewal sees it
+		}
+		row = stored
+	}
+	r.seen(row)
 }
 
 // compare acts on what others did to the tasks that were live here before the
@@ -141,12 +163,20 @@ func (e *execution) live() bool {
 	return e.stored && e.phase != phaseEnded
 }
 
+// is reports whether row is of e's life: an ID that was forgotten may live again,
+// and what is told of its other life is over.
+func (e *execution) is(row *Task) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return row.CreatedAt.Equal(e.task.CreatedAt)
+}
+
 // seen acts on the record of a task of this Runner: a cancel that another
 // process asked for is obeyed, with the grace from now on; an end that another
 // gave it, because this Runner's lease was lost, counts.
 func (r *Runner) seen(row *Task) {
 	e := r.find(row.ID)
-	if e == nil || !e.live() {
+	if e == nil || !e.live() || !e.is(row) {
 		return
 	}
 	if row.Status.Terminal() {
@@ -166,10 +196,15 @@ func (r *Runner) seen(row *Task) {
 	after()
 }
 
-// storedRequest is the cause that another process stored on row. The grace
-// starts when it is seen.
+// storedRequest is the cause that another process stored on row; whatever it
+// wrote there, the cause is within bounds. The grace starts when it is seen.
 func (r *Runner) storedRequest(row *Task) *cause {
-	c := newCause(causeRequest, row.Reason, row.CancelMessage, r.cfg.CancelGrace)
+	o := CancelOptions{row.Reason, row.CancelMessage}
+	c, err := o.cause(ReasonUser, r.cfg.CancelGrace)
+	if err != nil {
+		o.Reason = ReasonUser
+		c, _ = o.cause(ReasonUser, r.cfg.CancelGrace)
+	}
 	c.at = row.CancelRequestedAt
 	return c
 }
