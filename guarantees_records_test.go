@@ -164,30 +164,3 @@ func liveHeap() uint64 {
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
-
-// 100 000 tasks leave nothing behind.
-func TestG17_EndedTasksLeaveNothing(t *testing.T) {
-	store := subagent.NewMemoryStore()
-	store.SetRetention(100)
-	r, err := subagent.New(t.Context(), subagent.Config{Store: store, Func: func(context.Context, *subagent.Run) (subagent.Result, error) { return subagent.Result{}, nil }})
-	require.NoError(t, err)
-	batch := func(n int) {
-		ids := make([]uuid.UUID, n)
-		for i := range ids {
-			task, err := r.Spawn(t.Context(), subagent.Request{Description: "x", ParentSessionID: "s", Timeout: time.Hour})
-			require.NoError(t, err)
-			ids[i] = task.ID
-		}
-		_, err := r.Await(t.Context(), subagent.AwaitAll, ids...)
-		require.NoError(t, err)
-	}
-	batch(1000)
-	before := liveHeap()
-	goroutines := runtime.NumGoroutine()
-	for range 100 {
-		batch(1000)
-	}
-	require.Less(t, liveHeap(), before+1<<20)
-	require.LessOrEqual(t, runtime.NumGoroutine(), goroutines)
-	require.NoError(t, r.Shutdown(t.Context()))
-}
