@@ -25,15 +25,15 @@ type MemoryStore struct {
 	// body, on snapshots.
 	mu        sync.Mutex
 	rows      map[uuid.UUID]*row
-	all       *sorted.List[*row]             // by ID
-	sessions  *sorted.Index[string, *row]    // by ID, of each ParentSessionID
-	children  *sorted.Index[uuid.UUID, *row] // by ID, of each ParentTaskID
-	ended     int                            // terminal rows, owed ones too
-	spare     []*row                         // removed ones, for reuse
-	evictable *sorted.List[*row]             // terminal rows that owe no notice, oldest end first
-	retention int                            // how many terminal rows are kept; < 0: all
-	leases    map[string]time.Time           // owner to expiry, on the monotonic clock
-	sweepAt   int                            // how many leases make a sweep worth its while
+	all       *sorted.List[uuid.UUID, *row]
+	sessions  *sorted.Index[string, uuid.UUID, *row]    // of each ParentSessionID
+	children  *sorted.Index[uuid.UUID, uuid.UUID, *row] // of each ParentTaskID
+	ended     int                                       // terminal rows, owed ones too
+	spare     []*row                                    // removed ones, for reuse
+	evictable *sorted.List[endKey, *row]                // terminal rows that owe no notice, oldest end first
+	retention int                                       // how many terminal rows are kept; < 0: all
+	leases    map[string]time.Time                      // owner to expiry, on the monotonic clock
+	sweepAt   int                                       // how many leases make a sweep worth its while
 }
 
 var _ Leaser = (*MemoryStore)(nil)
@@ -63,10 +63,10 @@ const (
 func NewMemoryStore() *MemoryStore {
 	return &MemoryStore{
 		rows:      make(map[uuid.UUID]*row),
-		all:       sorted.New(byID),
-		sessions:  sorted.NewIndex[string](byID),
-		children:  sorted.NewIndex[uuid.UUID](byID),
-		evictable: sorted.New(byEnd),
+		all:       sorted.New(rowID, compareIDs),
+		sessions:  sorted.NewIndex[string](rowID, compareIDs),
+		children:  sorted.NewIndex[uuid.UUID](rowID, compareIDs),
+		evictable: sorted.New(rowEnd, endKey.compare),
 		retention: defaultRetention,
 		leases:    make(map[string]time.Time),
 		sweepAt:   minLeaseSweep,
@@ -299,10 +299,10 @@ func (m *MemoryStore) scanLocked(f *Filter) iter.Seq[*row] {
 			list = c
 		}
 	}
-	var beyond func(*row) bool
+	var beyond func(uuid.UUID) bool
 	if after := f.After; after != uuid.Nil {
 		cursor := Filter{After: after, NewestFirst: f.NewestFirst} // f's own moves
-		beyond = func(r *row) bool { return cursor.past(r.id) }
+		beyond = cursor.past
 	}
 	switch {
 	case list == nil:
@@ -460,9 +460,14 @@ func snapshot(t *Task) *Task {
 	return &c
 }
 
-func byID(a, b *row) int { return compareIDs(a.id, b.id) }
+func rowID(r *row) uuid.UUID { return r.id }
 
-// byEnd is the order in which rows are evicted.
-func byEnd(a, b *row) int {
-	return cmp.Or(a.task.CompletedAt.Compare(b.task.CompletedAt), byID(a, b))
+// endKey is the key of the order in which rows are evicted.
+type endKey struct {
+	at time.Time
+	id uuid.UUID
 }
+
+func rowEnd(r *row) endKey { return endKey{r.task.CompletedAt, r.id} }
+
+func (a endKey) compare(b endKey) int { return cmp.Or(a.at.Compare(b.at), compareIDs(a.id, b.id)) }

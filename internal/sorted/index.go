@@ -1,45 +1,47 @@
 package sorted
 
-// Index is a List for each key, for as long as there is something in it. The
-// zero key has none: it stands for values that the index does not concern.
-type Index[K comparable, V any] struct {
-	compare func(a, b V) int
-	lists   map[K]*List[V]
+// Index is a List for each group, for as long as there is something in it. The
+// zero group has none: it stands for values that the index does not concern.
+type Index[G comparable, K any, V comparable] struct {
+	key     func(V) K
+	compare func(a, b K) int
+	lists   map[G]*List[K, V]
 }
 
-// NewIndex returns an empty index. compare is that of its lists: see New.
-func NewIndex[K comparable, V any](compare func(a, b V) int) *Index[K, V] {
-	return &Index[K, V]{compare: compare, lists: make(map[K]*List[V])}
+// NewIndex returns an empty index. key and compare are those of its lists: see
+// New.
+func NewIndex[G comparable, K any, V comparable](key func(V) K, compare func(a, b K) int) *Index[G, K, V] {
+	return &Index[G, K, V]{key: key, compare: compare, lists: make(map[G]*List[K, V])}
 }
 
-// Len returns how many keys there are.
-func (x *Index[K, V]) Len() int { return len(x.lists) }
+// Len returns how many groups there are.
+func (x *Index[G, K, V]) Len() int { return len(x.lists) }
 
-// List returns the list of key, which is to be read only; nil if it is empty.
-func (x *Index[K, V]) List(key K) *List[V] { return x.lists[key] }
+// List returns the list of group, which is to be read only; nil if it is empty.
+func (x *Index[G, K, V]) List(group G) *List[K, V] { return x.lists[group] }
 
-// Insert puts v into the list of key.
-func (x *Index[K, V]) Insert(key K, v V) {
-	if key == *new(K) {
+// Insert puts v into the list of group.
+func (x *Index[G, K, V]) Insert(group G, v V) {
+	if group == *new(G) {
 		return
 	}
-	list := x.lists[key]
+	list := x.lists[group]
 	if list == nil {
-		list = New(x.compare)
-		x.lists[key] = list
+		list = New(x.key, x.compare)
+		x.lists[group] = list
 	}
 	list.Insert(v)
 }
 
-// Delete takes v out of the list of key, and drops the list with its last
-// value: keys come and go.
-func (x *Index[K, V]) Delete(key K, v V) {
-	list := x.lists[key]
+// Delete takes v out of the list of group, and drops the list with its last
+// value: groups come and go.
+func (x *Index[G, K, V]) Delete(group G, v V) {
+	list := x.lists[group]
 	if list == nil {
 		return
 	}
 	list.Delete(v)
 	if list.Len() == 0 {
-		delete(x.lists, key)
+		delete(x.lists, group)
 	}
 }
