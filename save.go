@@ -283,10 +283,18 @@ func (e *execution) saveLater(d *edit, err error) {
 	if err != nil {
 		e.runner.log.error("store failed, the write will be repeated", e.id, "error", logText(err))
 	}
+	if e.keepWanted(d) && e.runner.final.Load() {
+		e.saveNow() // nobody else will: Shutdown has tried what it knew of
+	}
+}
+
+// keepWanted reports whether d is to be stored by an attempt that it has
+// scheduled.
+func (e *execution) keepWanted(d *edit) (scheduled bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.forgotten {
-		return
+		return false
 	}
 	rest := e.restLocked()
 	rest.want = d.over(rest.want)
@@ -295,7 +303,9 @@ func (e *execution) saveLater(d *edit, err error) {
 	}
 	if rest.saving.state == workIdle {
 		rest.saving.scheduleLocked(e.save)
+		return true
 	}
+	return false
 }
 
 // over is d on top of an earlier edit that was not stored either.
