@@ -374,10 +374,14 @@ func TestG6_HandOffRace(t *testing.T) {
 						want = subagent.StatusErrored
 					}
 					if released {
+						if first == "queue timeout" { // it comes half a second after the grant
+							time.Sleep(59500 * time.Millisecond)
+						}
 						w.gate.Release(a.ID, subagent.Result{}, nil)
 						synctest.Wait()
 						if first == "queue timeout" {
 							time.Sleep(500 * time.Millisecond)
+							synctest.Wait()
 						}
 					}
 					for range 5 {

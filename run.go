@@ -177,9 +177,9 @@ func (o *outcome) returned(res Result, err error) {
 	text := clean(res.Text[:min(len(res.Text), maxText+1)])
 	kept := outcome{result: Result{
 		Text:           cut(text, maxText),
-		HeadID:         clean(res.HeadID),
-		SourceCommitID: clean(res.SourceCommitID),
-		StopReason:     clean(res.StopReason),
+		HeadID:         brief(clean(res.HeadID)),
+		SourceCommitID: brief(clean(res.SourceCommitID)),
+		StopReason:     brief(clean(res.StopReason)),
 	}}
 	kept.truncated = len(kept.result.Text) < len(text)
 	if err != nil {

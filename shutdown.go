@@ -27,7 +27,8 @@ func (e *ShutdownError) Unwrap() error { return ErrShutdown }
 // Shutdown ends the Runner. It refuses new tasks (ErrClosed), cancels those
 // that have not started, and lets running Funcs finish for ShutdownGrace, or
 // until ctx ends if that is sooner. Then it ends their ctxs and waits again:
-// until ctx ends, but at least a second, and at most another ShutdownGrace.
+// until ctx ends, but at least a second, and at most another ShutdownGrace, or a
+// second if that is longer.
 // What has not returned then is settled as errored (ReasonShutdown), Detached.
 // Calls of the store and of sinks that are under way add at most one
 // StoreTimeout. Ends that are not stored and notices that are owed are tried

@@ -76,14 +76,16 @@ func (r *Runner) Await(ctx context.Context, mode AwaitMode, ids ...uuid.UUID) ([
 	if errors.Is(err, ErrWaitCycle) {
 		return nil, err
 	}
-	tasks := make([]Task, len(targets))
-	for i, t := range targets {
+	for _, t := range targets { // before any is handed over: what is not returned was not delivered
 		if t.gone {
 			return nil, fmt.Errorf("%w: %s, it was deleted meanwhile", ErrNotFound, t.row.ID)
 		}
 		if t.e != nil && !t.e.exists() {
 			return r.Await(ctx, mode, ids...) // its spawn failed; if it is known, another Runner has it
 		}
+	}
+	tasks := make([]Task, len(targets))
+	for i, t := range targets {
 		tasks[i] = r.handOver(ctx, *t)
 	}
 	return tasks, err
@@ -201,23 +203,30 @@ func (r *Runner) follow(ctx context.Context, w *wait, foreign []*target) error {
 		defer ticker.Stop()
 		tick = ticker.C
 	}
+	lookAll := func(ctx context.Context) {
+		foreign = slices.DeleteFunc(foreign, func(t *target) bool {
+			over := r.look(ctx, t)
+			if over {
+				w.foreignEnd()
+			}
+			return over
+		})
+	}
 	for {
 		select {
 		case <-w.ready:
 			return nil
 		case <-ctx.Done():
+			// Once more, for "as it is then" is not as it was a while ago.
+			late, cancel := context.WithTimeout(endless(ctx), r.cfg.StoreTimeout)
+			lookAll(late)
+			cancel()
 			if w.leave() {
 				return ctx.Err()
 			}
 			return nil
 		case <-tick:
-			foreign = slices.DeleteFunc(foreign, func(t *target) bool {
-				over := r.look(ctx, t)
-				if over {
-					w.foreignEnd()
-				}
-				return over
-			})
+			lookAll(ctx)
 		}
 	}
 }

@@ -55,26 +55,33 @@ type message struct {
 	subagent.Message
 }
 
-// deliver stores the usage that an answer brings on the result of the agent
-// call that started the task, and charges the message that made that call.
+// delivery is the end of a task as an answer or a notice brings it.
+type delivery struct {
+	ExternalTaskID string          `json:"external_task_id"`
+	ParentMsgID    string          `json:"parent_msg_id"`
+	Usage          *subagent.Usage `json:"usage"` // nil: it was delivered before, or goes on
+}
+
+// deliver charges what an answer brings. The answer's own message is in the
+// history by then: what finds no result there is charged to nobody.
 func deliver(history []message, answer agenttool.Answer) {
-	type task struct {
-		ExternalTaskID string          `json:"external_task_id"`
-		ParentMsgID    string          `json:"parent_msg_id"`
-		Usage          *subagent.Usage `json:"usage"`
-	}
 	var data struct {
-		task
-		Tasks []task `json:"tasks"` // of await_tasks
+		delivery
+		Tasks []delivery `json:"tasks"` // of await_tasks
 	}
-	if json.Unmarshal(answer.Data, &data) != nil {
-		return // a call that was refused has no data
+	if json.Unmarshal(answer.Data, &data) == nil { // a call that was refused has no data
+		charge(history, append(data.Tasks, data.delivery)...)
 	}
-	for _, t := range append(data.Tasks, data.task) {
+}
+
+// charge stores usage on the result of the agent call that started the task,
+// and has the message that made that call charged.
+func charge(history []message, ends ...delivery) {
+	for _, end := range ends {
 		for i := range history {
 			m := &history[i]
-			if t.Usage != nil && m.ToolCallID != "" && m.ToolCallID == t.ExternalTaskID && m.Answers == t.ParentMsgID {
-				m.SubagentUsage = t.Usage
+			if end.Usage != nil && m.ToolCallID != "" && m.ToolCallID == end.ExternalTaskID && m.Answers == end.ParentMsgID {
+				m.SubagentUsage = end.Usage
 			}
 		}
 	}
@@ -113,6 +120,36 @@ func Example_plan() {
 	summary, _, _ := strings.Cut(answer.Text, "\n")
 	fmt.Println(summary, history[0].Usage.TotalTokens)
 	// Output: 2 of 2 tasks have ended. 200
+}
+
+// inbox keeps notices for the loop.
+type inbox chan subagent.Task
+
+func (in inbox) Notify(_ context.Context, t subagent.Task) error {
+	in <- t
+	return nil
+}
+
+// A task in the background that nobody waits for comes back as a notice.
+func Example_notice() {
+	ctx := context.Background()
+	notices := make(inbox, 1)
+	runner, _ := subagent.New(ctx, subagent.Config{Func: research, Notifier: notices})
+	defer runner.Shutdown(ctx)
+	tools := agenttool.New(runner, agenttool.Options{})
+
+	answer := tools.Call(ctx, agenttool.Call{
+		ID: "call_0", Name: "agent", SessionID: "chat-1", MessageID: "msg-1",
+		Arguments: json.RawMessage(`{"prompt": "whales", "description": "look whales up", "run_in_background": true}`),
+	})
+	history := []message{
+		{ID: "msg-1", Message: subagent.Message{ToolCalls: []string{"call_0"}}},
+		{Answers: "msg-1", Text: answer.Text, Message: subagent.Message{ToolCallID: "call_0"}},
+	}
+	t := <-notices
+	charge(history, delivery{t.ExternalTaskID, t.ParentMsgID, &t.Usage})
+	fmt.Println(t.Status, t.ResultText, history[0].Usage.TotalTokens)
+	// Output: completed found: whales 100
 }
 
 // keyed is a framework that runs tools without telling them the id of their
