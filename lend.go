@@ -196,8 +196,8 @@ func (w *wait) hopelessLocked() error {
 	g.collect(w.on)
 	for changed := true; changed; {
 		changed = false
-		for e, ends := range g.ends {
-			if !ends && g.canEnd(e) {
+		for _, e := range g.order {
+			if !g.ends[e] && g.canEnd(e) {
 				g.ends[e], changed = true, true
 			}
 		}
@@ -210,8 +210,9 @@ func (w *wait) hopelessLocked() error {
 
 // waitGraph is who waits for whom, as far as it can be reached from w.
 type waitGraph struct {
-	w    *wait
-	ends map[*execution]bool
+	w     *wait
+	ends  map[*execution]bool
+	order []*execution // of ends, those that others wait for first: then one round is mostly enough
 }
 
 func (g *waitGraph) collect(on []*execution) {
@@ -223,6 +224,7 @@ func (g *waitGraph) collect(on []*execution) {
 		for _, w := range g.asks(e) {
 			g.collect(w.on)
 		}
+		g.order = append(g.order, e)
 	}
 }
 

@@ -383,3 +383,35 @@ func TestNotices_ATakeoverThatFailsIsRepeated(t *testing.T) {
 		}
 	}
 }
+
+// rerun is a store that runs an edit again after it was committed, as one does
+// that did not learn of its commit.
+type rerun struct{ subagent.Store }
+
+func (s rerun) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Task) error) (subagent.Task, error) {
+	if _, err := s.Store.Update(ctx, id, edit); err != nil {
+		return subagent.Task{}, err
+	}
+	return s.Store.Update(ctx, id, edit)
+}
+
+func TestG14_AnEditThatRunsTwiceDeliversOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, err := subagent.New(t.Context(), subagent.Config{Store: rerun{subagent.NewMemoryStore()}, Func: gives("done", nil)})
+		require.NoError(t, err)
+		defer r.Shutdown(context.Background())
+		for _, ended := range []bool{false, true} {
+			task, err := r.Spawn(t.Context(), subagent.Request{ParentSessionID: "s", Description: "x"})
+			require.NoError(t, err)
+			if ended {
+				synctest.Wait()
+			}
+			first, err := r.Wait(t.Context(), task.ID)
+			require.NoError(t, err)
+			require.True(t, first.NotifiedAt.IsZero(), "ended %v: it is the first", ended)
+			second, err := r.Wait(t.Context(), task.ID)
+			require.NoError(t, err)
+			require.False(t, second.NotifiedAt.IsZero())
+		}
+	})
+}

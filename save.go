@@ -237,9 +237,11 @@ func (r *Runner) update(ctx context.Context, id uuid.UUID, d *edit, within time.
 	type result struct {
 		row     Task
 		changed bool
+		before  bool // an earlier run of the edit had something to change
 	}
 	res, err := guard(withoutRun(ctx), r.within(within), func(ctx context.Context) (res result, err error) {
 		res.row, err = r.store.Update(ctx, id, func(t *Task) error {
+			res.before = res.before || res.changed
 			res.changed = change.apply(t)
 			return nil
 		})
@@ -248,7 +250,9 @@ func (r *Runner) update(ctx context.Context, id uuid.UUID, d *edit, within time.
 	if err != nil {
 		return nil, false, err
 	}
-	return &res.row, res.changed, nil
+	// A store may run the edit again after it was committed.
+	again := res.before && !d.notified.IsZero() && res.row.NotifiedAt.Equal(later(d.notified, res.row.CompletedAt))
+	return &res.row, res.changed || again, nil
 }
 
 // load reads one record.

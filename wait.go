@@ -97,7 +97,8 @@ type target struct {
 	e   *execution // nil: not in memory
 	row *Task
 
-	gone bool // another Runner's task was deleted before its end was seen
+	gone   bool // another Runner's task was deleted before its end was seen
+	unseen bool // the store could not be asked about it when that was last tried
 }
 
 // targets finds the tasks of ids and pins those in memory.
@@ -217,9 +218,12 @@ func (r *Runner) follow(ctx context.Context, w *wait, foreign []*target) error {
 		case <-w.ready:
 			return nil
 		case <-ctx.Done():
-			// Once more, for "as it is then" is not as it was a while ago.
-			late, cancel := context.WithTimeout(endless(ctx), r.cfg.StoreTimeout)
-			lookAll(late)
+			// Once more, for "as it is then" is not as it was a while ago; but a
+			// store that did not answer is not waited for.
+			late, cancel := context.WithTimeout(endless(ctx), pollEvery)
+			if !slices.ContainsFunc(foreign, func(t *target) bool { return t.unseen }) {
+				lookAll(late)
+			}
 			cancel()
 			if w.leave() {
 				return ctx.Err()
@@ -239,6 +243,7 @@ func (r *Runner) look(ctx context.Context, t *target) bool {
 		t.row = row
 	}
 	t.gone = gone(err)
+	t.unseen = err != nil && !t.gone
 	return t.gone || t.row.Status.Terminal()
 }
 
