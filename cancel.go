@@ -27,6 +27,7 @@ type CancelError struct {
 	Message string
 }
 
+// Error names the reason and, if there is one, the message.
 func (e *CancelError) Error() string {
 	s := fmt.Sprintf("%v (%s)", ErrCancelled, e.Reason)
 	if e.Message != "" {
@@ -149,7 +150,7 @@ func (e *execution) signal() func() {
 		return func() { e.settle(end) }
 	case e.phase == phaseRunning:
 		if c.kind != causeShutdown { // Shutdown forces the end itself
-			run.grace = time.AfterFunc(time.Until(c.grace), e.force)
+			run.grace = time.AfterFunc(time.Until(c.grace), e.force) // its goroutine ends with that; stopped by another end
 		}
 	default:
 		e.mu.Unlock()
@@ -178,7 +179,7 @@ func sideBySide(fs []func()) {
 		wg   sync.WaitGroup
 	)
 	for range min(most, len(fs)) {
-		wg.Go(func() {
+		wg.Go(func() { // sideBySide's: ends with fs, and is waited for
 			for i := int(next.Add(1)) - 1; i < len(fs); i = int(next.Add(1)) - 1 {
 				fs[i]()
 			}

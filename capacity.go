@@ -58,6 +58,7 @@ type CapacityError struct {
 	Err       error // ErrQueueFull or ErrNoCapacity
 }
 
+// Error says how full slots and line were when the call was refused.
 func (e *CapacityError) Error() string {
 	bound := "no bound"
 	if e.MaxQueued >= 0 {

@@ -185,7 +185,7 @@ func (e *execution) takeLocked(c *cause) bool {
 // Func has returned and its end was told; Shutdown waits for it, unless it is
 // detached.
 func (e *execution) granted() grantee {
-	go e.main()
+	go e.main() // the task's: ends as said above
 	return nil
 }
 

@@ -6,13 +6,18 @@ import (
 	"time"
 )
 
-// Notifier delivers the end of a background task to its session. It is called
-// at least once for each task whose end nobody was handed by a wait, for one
-// task of a session at a time, in the order in which they ended. t is the
-// stored record with its whole ResultText. An error, or a panic, means not
-// delivered: it is called again, with growing pauses, also by a later Runner
-// on the same store. ctx ends after Config.StoreTimeout.
+// Notifier delivers the end of a background task to its session: at least once
+// for each task whose end nobody was handed by a wait.
 type Notifier interface {
+	// Notify delivers t, which is the stored record with its whole ResultText.
+	// It is called for one task of a session at a time, in the order in which
+	// they ended, and holds up the next one of its session alone. ctx ends after
+	// Config.StoreTimeout; a call that goes on regardless is waited for by its
+	// session, and by Shutdown for one StoreTimeout. nil means delivered: that
+	// is stored as NotifiedAt. An error, or a panic, means not delivered: it is
+	// called again, with growing pauses, also by a later Runner on the same
+	// store, until it is delivered or somebody was handed the end by a wait. It
+	// may call the Runner.
 	Notify(ctx context.Context, t Task) error
 }
 
@@ -64,7 +69,7 @@ func (r *Runner) deliverDue(session string) {
 	if box := r.outboxes.boxes[session]; box != nil && !box.busy {
 		box.busy = true
 		r.begin()
-		go r.deliver(session, box)
+		go r.deliver(session, box) // the box's: ends as said above
 	}
 }
 

@@ -25,7 +25,7 @@ func (r *Runner) start(ctx context.Context) error {
 		if err := r.renew(ctx); err != nil {
 			return err
 		}
-		r.stopped.Go(r.keepLease)
+		r.stopped.Go(r.keepLease) // the Runner's: ends with quit; Shutdown waits for it
 	}
 	if err := r.recoverFirst(ctx); err != nil {
 		close(r.quit)
@@ -33,10 +33,10 @@ func (r *Runner) start(ctx context.Context) error {
 		return err
 	}
 	if r.leaser != nil {
-		r.stopped.Go(r.keepRecovering)
+		r.stopped.Go(r.keepRecovering) // the Runner's: ends with quit; Shutdown waits for it
 	}
 	if w, ok := r.store.(Watcher); ok {
-		r.stopped.Go(func() { r.watch(w) })
+		r.stopped.Go(func() { r.watch(w) }) // the Runner's: ends with quit; Shutdown waits for it, bounded
 	}
 	return nil
 }
@@ -289,7 +289,7 @@ func (r *Runner) recover(rows []*Task, dead map[string]bool) {
 // recoverAgain repeats the recovery after a pause. Its goroutine ends with that
 // or with quit. The caller is one that Shutdown waits for, so it may add one.
 func (r *Runner) recoverAgain() {
-	r.stopped.Go(func() {
+	r.stopped.Go(func() { // as said above; Shutdown waits for it
 		timer := time.NewTimer(leaseRenew)
 		defer timer.Stop()
 		select {

@@ -154,7 +154,7 @@ func (r *Run) overlayLocked(t *Task, full bool) {
 func (r *Run) limitLocked() {
 	if r.e.timeout > 0 {
 		r.deadline = time.Now().Add(r.e.timeout)
-		r.limit = time.AfterFunc(r.e.timeout, r.e.expire)
+		r.limit = time.AfterFunc(r.e.timeout, r.e.expire) // stopped by the end; its goroutine ends with the store's answer
 	}
 }
 

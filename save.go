@@ -55,7 +55,7 @@ func nextPause(last time.Duration) time.Duration {
 // ends with the attempt; Shutdown takes it over or waits for it.
 func (w *work) scheduleLocked(try func()) {
 	w.state, w.pause = workScheduled, nextPause(w.pause)
-	w.timer = time.AfterFunc(w.pause, try)
+	w.timer = time.AfterFunc(w.pause, try) // as said above
 }
 
 func (a *aftermath) busy() bool {
@@ -123,7 +123,7 @@ func guard[T any](ctx context.Context, within time.Duration, call func(context.C
 		}
 		return fmt.Errorf("no answer within %v: %w", within, context.DeadlineExceeded)
 	}
-	go func() {
+	go func() { // the call's own: ends with it, waited for as long as it may take
 		defer cancel()
 		a := answer{err: errGoexit}
 		defer func() {
@@ -177,7 +177,7 @@ func (e *execution) callCtx() context.Context { return callContext{e.ctx, e} }
 // error.
 func protect(call func() error) error {
 	reply := make(chan error, 1)
-	go func() {
+	go func() { // the call's own: ends with it, and protect waits for that
 		err := errGoexit
 		defer func() {
 			if v := recover(); v != nil {

@@ -17,6 +17,7 @@ type ShutdownError struct {
 	Unsaved  []uuid.UUID // tasks whose end the store would not take
 }
 
+// Error counts what was left behind; the IDs are in the fields.
 func (e *ShutdownError) Error() string {
 	return fmt.Sprintf("%v, but %d workers have not returned and %d ends are not stored", ErrShutdown, len(e.Detached), len(e.Unsaved))
 }
@@ -93,7 +94,7 @@ func (r *Runner) close() *closing {
 			r: r, poke: make(chan struct{}, 1), hurry: make(chan struct{}), done: make(chan struct{}),
 			callers: make(map[*execution]int), alone: make(chan struct{}),
 		}
-		go r.closing.run()
+		go r.closing.run() // the Runner's: ends with done, which every Shutdown waits for
 	}
 	return r.closing
 }

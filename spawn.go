@@ -390,6 +390,7 @@ func (e *execution) line(queueTimeout time.Duration) (*Task, error) {
 		e.phase = phaseQueued
 		e.place, start = r.capacity.enter(e)
 		if !start && queueTimeout > 0 {
+			// Stopped by the grant and by any end; its goroutine ends with that of e.
 			e.queueTimer = time.AfterFunc(queueTimeout, func() { e.overdue(queueTimeout) })
 		}
 	}

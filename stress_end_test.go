@@ -135,7 +135,7 @@ func (s *stress) agree(ctx context.Context, memory map[uuid.UUID]subagent.Task) 
 		e := append([]subagent.Event{}, s.readers[0].last[id], s.readers[1].last[id])
 		require.True(s.t, e[0].Task.Status.Terminal() != e[1].Task.Status.Terminal(), "%+v", e)
 	}
-	s.t.Logf("%d tasks stored, %d Funcs entered, %d events read last, %d asked for twice", len(rows), len(s.entered), told, len(s.fixed))
+	s.t.Logf("%d tasks stored, %d Funcs entered, %d events read last, %d asked for twice", len(rows), len(s.entered), told, s.fixed)
 }
 
 func (s *stress) same(row, other subagent.Task, where string) {

@@ -235,6 +235,7 @@ type TransitionError struct {
 	From, To Status
 }
 
+// Error names the task and both states.
 func (e *TransitionError) Error() string {
 	return fmt.Sprintf("%v: task %s from %q to %q", ErrInvalidTransition, e.ID, e.From, e.To)
 }

@@ -1,0 +1,150 @@
+package subagent_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// house calls f with each Go file of the module; those of nested modules are
+// not among them.
+func house(t *testing.T, f func(name string, fset *token.FileSet, file *ast.File)) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			nested, err := filepath.Glob(filepath.Join(name, "go.mod"))
+			if base := d.Name(); err == nil && name != "." && (len(nested) > 0 || base == "testdata" || strings.HasPrefix(base, ".")) {
+				return filepath.SkipDir
+			}
+			return err
+		}
+		if filepath.Ext(name) != ".go" {
+			return nil
+		}
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
+		if err == nil {
+			f(filepath.ToSlash(name), fset, file)
+		}
+		return err
+	}))
+}
+
+func isTest(name string) bool { return strings.HasSuffix(name, "_test.go") }
+
+// Every exported name has a comment, methods of interfaces and of errors
+// included.
+func TestHouse_ExportedNamesAreDocumented(t *testing.T) {
+	house(t, func(name string, fset *token.FileSet, file *ast.File) {
+		if isTest(name) || file.Name.Name == "main" {
+			return
+		}
+		need := func(id *ast.Ident, docs ...*ast.CommentGroup) {
+			for _, doc := range docs {
+				if doc.Text() != "" {
+					return
+				}
+			}
+			if id.IsExported() {
+				t.Errorf("%s: %s has no comment", fset.Position(id.Pos()), id.Name)
+			}
+		}
+		for _, decl := range file.Decls {
+			switch d := decl.(type) {
+			case *ast.FuncDecl:
+				if d.Recv == nil || ofExported(d.Recv.List[0].Type) {
+					need(d.Name, d.Doc)
+				}
+			case *ast.GenDecl:
+				documentedSpecs(d, need)
+			}
+		}
+	})
+}
+
+func documentedSpecs(d *ast.GenDecl, need func(*ast.Ident, ...*ast.CommentGroup)) {
+	for _, spec := range d.Specs {
+		switch s := spec.(type) {
+		case *ast.ValueSpec:
+			for _, id := range s.Names {
+				need(id, d.Doc, s.Doc, s.Comment)
+			}
+		case *ast.TypeSpec:
+			need(s.Name, d.Doc, s.Doc)
+			if face, ok := s.Type.(*ast.InterfaceType); ok && s.Name.IsExported() {
+				for _, m := range face.Methods.List {
+					for _, id := range m.Names {
+						need(id, m.Doc)
+					}
+				}
+			}
+		}
+	}
+}
+
+// ofExported reports whether a receiver's type is exported.
+func ofExported(t ast.Expr) bool {
+	switch x := t.(type) {
+	case *ast.StarExpr:
+		return ofExported(x.X)
+	case *ast.IndexExpr:
+		return ofExported(x.X)
+	case *ast.Ident:
+		return x.IsExported()
+	}
+	return false
+}
+
+// Every goroutine that the library starts, and every timer that will start one,
+// has a comment beside it or above it: whose it is, and when it ends.
+func TestHouse_GoroutinesAreAccountedFor(t *testing.T) {
+	house(t, func(name string, fset *token.FileSet, file *ast.File) {
+		if isTest(name) || strings.Contains(name, "/") {
+			return
+		}
+		said := map[int]bool{}
+		for _, group := range file.Comments {
+			said[fset.Position(group.Pos()).Line] = true // beside it
+			said[fset.Position(group.End()).Line+1] = true
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			starts := false
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				starts = true
+			case *ast.CallExpr:
+				sel, ok := n.Fun.(*ast.SelectorExpr)
+				starts = ok && (sel.Sel.Name == "Go" || sel.Sel.Name == "AfterFunc")
+			}
+			if starts && !said[fset.Position(n.Pos()).Line] {
+				t.Errorf("%s: whose goroutine is it, and when does it end?", fset.Position(n.Pos()))
+			}
+			return true
+		})
+	})
+}
+
+// Every package with tests looks for goroutines that they leave behind.
+func TestHouse_EveryPackageLooksForLeaks(t *testing.T) {
+	looks := map[string]bool{}
+	house(t, func(name string, _ *token.FileSet, file *ast.File) {
+		if !isTest(name) {
+			return
+		}
+		dir := filepath.Dir(name)
+		looks[dir] = looks[dir] || strings.Contains(readPage(t, name), "goleak.VerifyTestMain(m")
+	})
+	require.Greater(t, len(looks), 3)
+	for dir, ok := range looks {
+		require.True(t, ok, "%s has no TestMain with goleak", dir)
+	}
+}
