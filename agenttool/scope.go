@@ -21,6 +21,10 @@ type scope struct {
 	runner  *subagent.Runner
 	session string
 	within  uuid.UUID // the task whose Func calls; uuid.Nil: none
+
+	// What descends from within, once a call had to read all of it.
+	kin    []subagent.Task
+	walked bool
 }
 
 func scopeOf(ctx context.Context, r *subagent.Runner, session string) scope {
@@ -33,7 +37,7 @@ func scopeOf(ctx context.Context, r *subagent.Runner, session string) scope {
 
 // check refuses a call that belongs nowhere: an empty session in a filter
 // would be every session.
-func (s scope) check() error {
+func (s *scope) check() error {
 	if s.within == uuid.Nil && strings.TrimSpace(s.session) == "" {
 		return errors.New("the host made this call without a session, so it can see and start no task")
 	}
@@ -41,9 +45,12 @@ func (s scope) check() error {
 }
 
 // sees reports whether t is in scope.
-func (s scope) sees(t subagent.Task) (bool, error) {
+func (s *scope) sees(t subagent.Task) (bool, error) {
 	if s.within == uuid.Nil {
 		return t.ParentSessionID == s.session, nil
+	}
+	if s.walked {
+		return slices.ContainsFunc(s.kin, func(k subagent.Task) bool { return k.ID == t.ID }), nil
 	}
 	seen := make(map[uuid.UUID]bool)
 	for t.ParentTaskID != uuid.Nil && !seen[t.ID] {
@@ -75,15 +82,22 @@ func unread(err error) error {
 	return fmt.Errorf("the tasks could not be read: %s", reason(err))
 }
 
-// list returns the tasks in scope that f matches besides.
-func (s scope) list(f subagent.Filter) ([]subagent.Task, error) {
+// list returns the tasks in scope that f matches besides. What descends from
+// a task takes a read of the store for each of them, so a call does that once.
+func (s *scope) list(f subagent.Filter) ([]subagent.Task, error) {
 	if s.within == uuid.Nil {
 		f.SessionID = s.session
 		tasks, err := s.runner.List(s.ctx, f)
 		return tasks, unread(err)
 	}
-	kin, err := descendants(s.ctx, s.runner, s.within)
-	return slices.DeleteFunc(kin, func(t subagent.Task) bool { return !f.Match(t) }), err
+	if !s.walked {
+		kin, err := descendants(s.ctx, s.runner, s.within)
+		if err != nil {
+			return nil, err
+		}
+		s.kin, s.walked = kin, true
+	}
+	return slices.DeleteFunc(slices.Clone(s.kin), func(t subagent.Task) bool { return !f.Match(t) }), nil
 }
 
 // descendants returns what descends from a task, parents before children.
@@ -107,7 +121,7 @@ func descendants(ctx context.Context, r *subagent.Runner, id uuid.UUID) (kin []s
 
 // find returns the tasks with these ids, each once and in the order given. If
 // one of them cannot be found the error names each that cannot.
-func (s scope) find(ids ...string) ([]subagent.Task, error) {
+func (s *scope) find(ids ...string) ([]subagent.Task, error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -141,7 +155,7 @@ func (s scope) find(ids ...string) ([]subagent.Task, error) {
 }
 
 // lookUp returns the task of an id, or why there is none.
-func (s scope) lookUp(id string) (t subagent.Task, why string, err error) {
+func (s *scope) lookUp(id string) (t subagent.Task, why string, err error) {
 	key, isUUID := parseID(id)
 	if isUUID {
 		t, err := s.runner.Get(s.ctx, key)
@@ -180,7 +194,7 @@ func parseID(s string) (uuid.UUID, bool) {
 }
 
 // live says which tasks in scope are live.
-func (s scope) live() (string, error) {
+func (s *scope) live() (string, error) {
 	tasks, err := s.list(subagent.Filter{Statuses: []subagent.Status{subagent.StatusPending, subagent.StatusQueued, subagent.StatusRunning}})
 	if err != nil {
 		return "", err

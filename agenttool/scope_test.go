@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
@@ -205,6 +206,34 @@ func TestOnlySomeLiveTasksAreNamed(t *testing.T) {
 		a := h.call("task_output", args{"task_id": uuid.New()})
 		refused(t, a, " and 5 more.")
 		require.Len(t, uuids.FindAllString(a.Text, -1), 20)
+	})
+}
+
+// However many ids are bad, what descends from the caller is read once.
+func TestBadIDsAreLookedUpInOneWalk(t *testing.T) {
+	inHost(t, func(t *testing.T, h *host) {
+		_, ctx := h.runsInside(t.Context())
+		var child uuid.UUID
+		for range 30 {
+			child = h.spawn(ctx)
+		}
+		var reads atomic.Int64
+		h.store.On(subagenttest.OpList, func(subagenttest.Call) subagenttest.Fault {
+			reads.Add(1)
+			return subagenttest.Fault{}
+		})
+		ids := []string{"first", child.String()}
+		for range 20 {
+			ids = append(ids, uuid.NewString())
+		}
+		a := h.callAs(ctx, agenttool.Call{Name: "await_tasks"}, args{"task_ids": ids})
+		refused(t, a, `"first" is no task_id`, "there is no task "+ids[21], "live now: "+child.String())
+		require.NotContains(t, a.Text, "no task "+child.String())
+		require.LessOrEqual(t, reads.Load(), int64(31), "one for the caller and one for each child")
+
+		reads.Store(0)
+		require.False(t, h.callAs(ctx, agenttool.Call{Name: "task_output"}, args{"task_id": child, "block": false}).IsError)
+		require.Zero(t, reads.Load(), "a good id needs no walk")
 	})
 }
 
