@@ -89,8 +89,10 @@ type Call struct {
 
 // Answer is what a Call leads to.
 type Answer struct {
-	// Text is for the model: valid UTF-8, at most Options.MaxText bytes. What
-	// had to be cut says so, with its size.
+	// Text is for the model: valid UTF-8 without NUL, at most Options.MaxText
+	// bytes. What had to be cut says so, with its size, or the answer says it
+	// once of all that was cut; only a MaxText that is shorter than such a
+	// note leaves it out.
 	Text string
 
 	// Data is JSON for the host, nil if the call was refused. A task in it has

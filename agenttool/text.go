@@ -21,29 +21,73 @@ type part struct {
 func fixed(s string) part    { return part{text: s} }
 func cuttable(s string) part { return part{text: s, cuts: true} }
 
-// fit joins the parts to at most limit bytes. If they are too long, those that
-// may be cut get equal shares; what one doesn't need goes to the others.
+// fit joins the parts to valid text of at most limit bytes. If they are too
+// long, those that may be cut get equal shares; what one doesn't need goes to
+// the others. Each that was cut says so; if the shares are too small for that
+// the last one says it of all of them, and if there is no room even for that
+// the frame is cut and says it of the whole.
 func fit(parts []part, limit int) string {
-	room, lengths := limit, []int(nil)
-	for _, p := range parts {
+	parts = slices.Clone(parts)
+	var lengths []int
+	texts, frame := 0, 0
+	for i, p := range parts {
+		parts[i].text = clean(p.text)
+		n := len(parts[i].text)
 		if p.cuts {
-			lengths = append(lengths, len(p.text))
+			lengths = append(lengths, n)
+			texts += n
 		} else {
-			room -= len(p.text)
+			frame += n
 		}
 	}
-	share := shareOf(room, lengths)
+	size := texts + frame
+	if size <= limit || limit < len(cutNote(size, size)) {
+		return cut(join(parts, func(s string) string { return s }), limit)
+	}
+	if texts > 0 {
+		longest := slices.Max(lengths)
+		if share := shareOf(limit-frame, lengths); share >= len(cutNote(longest, longest)) {
+			return join(parts, func(s string) string { return cutTo(s, share) })
+		}
+		if room := limit - frame - len(cutTextsNote(texts, texts)); room >= 0 {
+			return joinCut(parts, shareOf(room, lengths), texts)
+		}
+	}
+	kept := cut(join(parts, func(string) string { return "" }), limit-len(cutNote(size, size)))
+	return kept + cutNote(size-len(kept), size)
+}
+
+// join joins the parts; those that may be cut are as short says.
+func join(parts []part, short func(string) string) string {
 	var b strings.Builder
 	for _, p := range parts {
-		if p.cuts && len(p.text) > share {
-			p.text = cutTo(p.text, share)
+		if p.cuts {
+			p.text = short(p.text)
 		}
 		b.WriteString(p.text)
 	}
-	if b.Len() > limit { // not even the frame fits
-		return cutTo(b.String(), limit)
-	}
 	return b.String()
+}
+
+// joinCut cuts texts to share and says so once, after the last that was cut.
+func joinCut(parts []part, share, texts int) string {
+	last, left := 0, 0
+	for i, p := range parts {
+		if p.cuts && len(p.text) > share {
+			parts[i].text = cut(p.text, share)
+			last, left = i, left+len(p.text)-len(parts[i].text)
+		}
+	}
+	parts[last].text += cutTextsNote(left, texts)
+	return join(parts, func(s string) string { return s })
+}
+
+func cutNote(left, size int) string {
+	return fmt.Sprintf("\n[cut: %d of %d bytes left out]", left, size)
+}
+
+func cutTextsNote(left, size int) string {
+	return fmt.Sprintf("\n[cut: %d of %d bytes of all texts left out]", left, size)
 }
 
 // shareOf is the length at which texts of these lengths must be cut so that
@@ -61,15 +105,14 @@ func shareOf(room int, lengths []int) int {
 	return math.MaxInt
 }
 
-// cutTo is the start of s and a note of what is missing, together at most n
-// bytes. Where there is no room for a note it is the start alone.
+// cutTo is s, or if it is longer than n bytes its start and a note of what is
+// missing, together at most n bytes. There must be room for the note.
 func cutTo(s string, n int) string {
-	note := func(kept int) string { return fmt.Sprintf("\n[cut: %d of %d bytes left out]", len(s)-kept, len(s)) }
-	if len(note(0)) > n {
-		return cut(s, n)
+	if len(s) <= n {
+		return s
 	}
-	kept := cut(s, n-len(note(0)))
-	return kept + note(len(kept))
+	kept := cut(s, n-len(cutNote(len(s), len(s))))
+	return kept + cutNote(len(s)-len(kept), len(s))
 }
 
 // cut is the start of s, at most n bytes, ending between two runes.
@@ -106,7 +149,7 @@ const maxLine = 200
 
 // line is s in one line.
 func line(s string) string {
-	s = strings.Join(strings.Fields(s), " ")
+	s = clean(strings.Join(strings.Fields(s), " "))
 	if len(s) <= maxLine {
 		return s
 	}

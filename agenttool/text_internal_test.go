@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
@@ -15,16 +14,53 @@ import (
 
 func TestCutTo(t *testing.T) {
 	long := strings.Repeat("é", 100)
-	for n := range 200 {
+	for n := len(cutNote(200, 200)); n < 200; n++ {
 		got := cutTo(long, n)
 		require.LessOrEqual(t, len(got), n)
-		require.True(t, utf8.ValidString(got))
-		require.True(t, strings.HasPrefix(long, strings.SplitN(got, "\n", 2)[0]))
-		if strings.Contains(got, "[cut: ") {
-			require.Contains(t, got, " of 200 bytes left out]")
+		kept := strings.SplitN(got, "\n", 2)[0]
+		require.True(t, strings.HasPrefix(long, kept))
+		require.Equal(t, kept+cutNote(200-len(kept), 200), got)
+	}
+	require.Equal(t, long, cutTo(long, 200))
+	require.Equal(t, strings.Repeat("é", 40)+"\n[cut: 120 of 200 bytes left out]", cutTo(long, 113))
+}
+
+// However small the shares are, what was cut is said, with the size that it
+// had.
+func TestWhatFitCutsIsSaid(t *testing.T) {
+	long := strings.Repeat("é", 500)
+	parts := []part{fixed("head\n"), cuttable(long), fixed("\nmiddle\n"), cuttable("short"), cuttable(long), fixed("\ntail")}
+	size := len(join(parts, func(s string) string { return s }))
+	notes := make(map[string]int)
+	for limit := len(cutNote(size, size)); limit < size; limit++ {
+		got := fit(parts, limit)
+		require.LessOrEqual(t, len(got), limit)
+		switch {
+		case strings.Contains(got, " of 1000 bytes left out]"):
+			notes["each"]++
+		case strings.Contains(got, " of 2005 bytes of all texts left out]"):
+			notes["all"]++
+			left := 2005 - strings.Count(got, "é")*2 - len("short")
+			if !strings.Contains(got, "short") {
+				continue
+			}
+			require.Contains(t, got, cutTextsNote(left, 2005)+"\ntail")
+		default:
+			notes["whole"]++
+			kept, _, _ := strings.Cut(got, "\n[cut: ")
+			require.Equal(t, kept+cutNote(size-len(kept), size), got)
 		}
 	}
-	require.Equal(t, strings.Repeat("é", 40)+"\n[cut: 120 of 200 bytes left out]", cutTo(long, 113))
+	require.Len(t, notes, 3, "%v", notes)
+}
+
+func TestFitMakesTextValid(t *testing.T) {
+	for limit := range 200 {
+		got := fit([]part{fixed("a\xff\x00"), cuttable(strings.Repeat("\xffb\x00", 30)), fixed("\xfe")}, limit)
+		require.LessOrEqual(t, len(got), limit)
+		require.Equal(t, clean(got), got)
+	}
+	require.Equal(t, "a\ufffd\ufffd", fit([]part{cuttable("a\xff"), fixed("\x00")}, 100))
 }
 
 func TestShareOf(t *testing.T) {
@@ -56,15 +92,20 @@ func FuzzFit(f *testing.F) {
 	f.Add("", strings.Repeat("é", 100), "x", "", 60)
 	f.Add("frame", "", "", "frame", 3)
 	f.Fuzz(func(t *testing.T, head, a, b, tail string, limit int) {
-		if limit < 0 || limit > 1<<20 || !utf8.ValidString(head+a+b+tail) || !utf8.ValidString(head) || !utf8.ValidString(a) || !utf8.ValidString(b) || !utf8.ValidString(tail) {
+		if limit < 0 || limit > 1<<20 {
 			return
 		}
 		got := fit([]part{fixed(head), cuttable(a), cuttable(b), fixed(tail)}, limit)
 		require.LessOrEqual(t, len(got), limit)
-		require.True(t, utf8.ValidString(got))
+		require.Equal(t, clean(got), got)
+		head, a, b, tail = clean(head), clean(a), clean(b), clean(tail)
+		texts := len(a) + len(b)
 		if whole := head + a + b + tail; len(whole) <= limit {
 			require.Equal(t, whole, got)
-		} else if len(head)+len(tail) <= limit {
+		} else if note := cutNote(len(whole), len(whole)); len(note) <= limit {
+			require.Contains(t, got, "\n[cut: ")
+		}
+		if texts > 0 && len(head)+len(tail)+len(cutTextsNote(texts, texts)) <= limit {
 			require.True(t, strings.HasPrefix(got, head))
 			require.True(t, strings.HasSuffix(got, tail), "the frame is not cut")
 		}
