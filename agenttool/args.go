@@ -125,11 +125,21 @@ func (a *arguments) whole(key string, def, least int, want string) int {
 	if errors.Is(err, strconv.ErrRange) {
 		err = nil // f is infinite
 	}
-	if value[0] == '"' || err != nil || f != math.Trunc(f) || f < float64(least) {
+	if value[0] == '"' || err != nil || !isWhole(n.String()) || f < float64(least) {
 		a.wrong(key, value, want)
 		return def
 	}
 	return int(min(f, math.MaxInt32))
+}
+
+// isWhole reports whether a JSON number has no fraction. It looks at the
+// digits: as a float64 a fraction may be too small to be seen.
+func isWhole(n string) bool {
+	mantissa, exponent, _ := strings.Cut(strings.ToLower(n), "e")
+	before, after, _ := strings.Cut(mantissa, ".")
+	digits := strings.TrimRight(before+after, "0")
+	shift, _ := strconv.Atoi(exponent) // 0 if there is none, the nearest int if it is out of range
+	return strings.Trim(digits, "-0") == "" || len(digits)-len(before) <= shift
 }
 
 const (

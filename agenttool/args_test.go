@@ -58,7 +58,9 @@ var keys = map[string]map[string][]any{
 
 func badNumbers(more ...any) []any {
 	return append(more, "30000", "", "soon", true, 1.5, -0.1, []int{1}, args{"ms": 1},
-		json.RawMessage("-1e300"), json.RawMessage("-99999999999999999999"), json.RawMessage("0.1e0"))
+		json.RawMessage("-1e300"), json.RawMessage("-99999999999999999999"), json.RawMessage("0.1e0"),
+		json.RawMessage("1e-400"), json.RawMessage("-1e-400"), json.RawMessage("1e-99999999999999999999"),
+		json.RawMessage("0.99999999999999999999"), json.RawMessage("10.00000000000000000001"), json.RawMessage("15e-1"))
 }
 
 func badCalls(id uuid.UUID) (calls []badCall) {
@@ -126,7 +128,7 @@ func TestBadArgumentsAreRefusedInASentence(t *testing.T) {
 func TestNullIsTheDefault(t *testing.T) {
 	inHost(t, func(t *testing.T, h *host) {
 		id, _ := h.runs("work")
-		for _, raw := range []string{"", " \n", "{}", `{"status":null,"limit":null}`, `{"limit":1e0}`, `{"limit":200.0}`} {
+		for _, raw := range []string{"", " \n", "{}", `{"status":null,"limit":null}`, `{"limit":1e0}`, `{"limit":200.0}`, `{"limit":0.2e+1}`, `{"limit":2000E-2}`} {
 			require.False(t, h.call("list_tasks", raw).IsError, raw)
 		}
 		a := h.call("agent", `{"prompt":"p","description":"d","agent_id":null,"context":null,"run_in_background":true}`)
@@ -136,6 +138,16 @@ func TestNullIsTheDefault(t *testing.T) {
 		require.False(t, h.call("task_output", args{"task_id": id, "block": false, "timeout": nil}).IsError)
 		require.False(t, h.call("await_tasks", args{"task_ids": []any{id}, "mode": nil, "timeout": 0}).IsError)
 		require.False(t, h.call("task_stop", args{"task_id": id, "reason": nil}).IsError)
+	})
+}
+
+func TestWholeNumbersHoweverWritten(t *testing.T) {
+	inHost(t, func(t *testing.T, h *host) {
+		id, _ := h.runs("work")
+		for _, n := range []string{"30000", "30000.0", "3e4", "3E+4", "0.3e5", "300000e-1", "0", "0.0", "-0", "0e-400", "0.0e99999999999999999999"} {
+			a := h.call("task_output", `{"task_id":"`+id.String()+`","block":false,"timeout":`+n+`}`)
+			require.False(t, a.IsError, "%s: %s", n, a.Text)
+		}
 	})
 }
 
