@@ -173,7 +173,7 @@ func (s *Toolset) Call(ctx context.Context, c Call) (a Answer) {
 	}
 	args, err := parseArguments(c.Arguments, run.keys)
 	if err == nil {
-		a, err = run.call(s, ctx, &call{Call: c, args: args, scope: scopeOf(ctx, s.runner, c.SessionID)})
+		a, err = run.call(s, ctx, &call{Call: c, args: args, scope: scopeOf(ctx, s.runner, c.SessionID, s.maxText-len(c.Name+": ."))})
 	}
 	if err != nil {
 		return s.refused(fmt.Errorf("%s: %s", c.Name, reason(err)))

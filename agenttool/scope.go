@@ -20,6 +20,7 @@ type scope struct {
 	ctx     context.Context
 	runner  *subagent.Runner
 	session string
+	room    int       // bytes that a refusal may take
 	within  uuid.UUID // the task whose Func calls; uuid.Nil: none
 
 	// What descends from within, once a call had to read all of it.
@@ -27,8 +28,8 @@ type scope struct {
 	walked bool
 }
 
-func scopeOf(ctx context.Context, r *subagent.Runner, session string) scope {
-	s := scope{ctx: context.WithoutCancel(ctx), runner: r, session: session}
+func scopeOf(ctx context.Context, r *subagent.Runner, session string, room int) scope {
+	s := scope{ctx: context.WithoutCancel(ctx), runner: r, session: session, room: room}
 	if run, ok := subagent.RunFromContext(ctx); ok {
 		s.within = run.Task().ID
 	}
@@ -132,7 +133,7 @@ func (s *scope) find(ids ...string) ([]subagent.Task, error) {
 		known = make(map[uuid.UUID]bool)
 	)
 	for _, raw := range ids {
-		t, why, err := s.lookUp(strings.TrimSpace(raw))
+		t, why, err := s.lookUp(strings.TrimSpace(raw), s.room/2/len(ids))
 		switch {
 		case err != nil:
 			return nil, err
@@ -147,15 +148,17 @@ func (s *scope) find(ids ...string) ([]subagent.Task, error) {
 	if len(bad) == 0 {
 		return tasks, nil
 	}
-	live, err := s.live()
+	all := strings.Join(bad, "; ") + "; "
+	live, err := s.live(s.room - len(all))
 	if err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("%s; %s", strings.Join(bad, "; "), live)
+	return nil, errors.New(all + live)
 }
 
-// lookUp returns the task of an id, or why there is none.
-func (s *scope) lookUp(id string) (t subagent.Task, why string, err error) {
+// lookUp returns the task of an id, or why there is none, with as many other
+// ids as room has bytes for.
+func (s *scope) lookUp(id string, room int) (t subagent.Task, why string, err error) {
 	key, isUUID := parseID(id)
 	if isUUID {
 		t, err := s.runner.Get(s.ctx, key)
@@ -174,7 +177,7 @@ func (s *scope) lookUp(id string) (t subagent.Task, why string, err error) {
 			return subagent.Task{}, "", err
 		}
 		if len(started) > 0 {
-			return subagent.Task{}, fmt.Sprintf("%q is the id of a tool call, not a task_id; the task_id of what it started is %s", id, idList(started)), nil
+			return subagent.Task{}, fmt.Sprintf("%q is the id of a tool call, not a task_id; the task_id of what it started is %s", id, idList(started, room)), nil
 		}
 	}
 	if !isUUID {
@@ -193,8 +196,8 @@ func parseID(s string) (uuid.UUID, bool) {
 	return id, err == nil
 }
 
-// live says which tasks in scope are live.
-func (s *scope) live() (string, error) {
+// live says which tasks in scope are live, in about room bytes.
+func (s *scope) live(room int) (string, error) {
 	tasks, err := s.list(subagent.Filter{Statuses: []subagent.Status{subagent.StatusPending, subagent.StatusQueued, subagent.StatusRunning}})
 	if err != nil {
 		return "", err
@@ -202,23 +205,29 @@ func (s *scope) live() (string, error) {
 	if len(tasks) == 0 {
 		return "no task is live now", nil
 	}
-	return "live now: " + idList(tasks), nil
+	const intro = "live now: "
+	return intro + idList(tasks, room-len(intro)), nil
 }
 
-// maxNamed is how many ids an answer names that the model did not ask for.
-const maxNamed = 20
-
-func idList(tasks []subagent.Task) string {
+// idList names the newest tasks, as many as room has bytes for but at least
+// one, and says how many more there are.
+func idList(tasks []subagent.Task, room int) string {
 	newestFirst(tasks)
-	var ids []string
-	for _, t := range tasks[:min(len(tasks), maxNamed)] {
-		ids = append(ids, t.ID.String())
+	const comma = ", "
+	each := len(uuid.Nil.String()) + len(comma)
+	more := func(named int) string { return fmt.Sprintf(" and %d more", len(tasks)-named) }
+	named := len(tasks)
+	if named*each-len(comma) > room {
+		named = max(1, (room+len(comma)-len(more(0)))/each)
 	}
-	s := strings.Join(ids, ", ")
-	if more := len(tasks) - len(ids); more > 0 {
-		s += fmt.Sprintf(" and %d more", more)
+	ids := make([]string, named)
+	for i := range ids {
+		ids[i] = tasks[i].ID.String()
 	}
-	return s
+	if named == len(tasks) {
+		return strings.Join(ids, comma)
+	}
+	return strings.Join(ids, comma) + more(named)
 }
 
 func newestFirst(tasks []subagent.Task) {

@@ -3,6 +3,7 @@ package agenttool_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -197,16 +198,25 @@ func TestTasksOfForgottenProfiles(t *testing.T) {
 	})
 }
 
-// Many live tasks are not all named.
-func TestOnlySomeLiveTasksAreNamed(t *testing.T) {
-	inHost(t, func(t *testing.T, h *host) {
-		for range 25 {
-			h.start("work")
-		}
-		a := h.call("task_output", args{"task_id": uuid.New()})
-		refused(t, a, " and 5 more.")
-		require.Len(t, uuids.FindAllString(a.Text, -1), 20)
-	})
+// As many live tasks are named as an answer has room for.
+func TestAsManyLiveTasksAreNamedAsFit(t *testing.T) {
+	for limit, named := range map[int]int{0: 25, 1027: 25, 1026: 24, 500: 10, 150: 1} {
+		inHostOf(t, subagent.Config{}, agenttool.Options{MaxText: limit}, func(t *testing.T, h *host) {
+			var newest uuid.UUID
+			for range 25 {
+				newest = h.start("work")
+			}
+			a := h.call("task_output", args{"task_id": uuid.Nil})
+			refused(t, a, "live now: "+newest.String())
+			require.Len(t, uuids.FindAllString(a.Text, -1), named, "%d: %s", limit, a.Text)
+			if named < 25 {
+				require.True(t, strings.HasSuffix(a.Text, fmt.Sprintf(" and %d more.", 25-named)), a.Text)
+			}
+			if limit > 0 {
+				require.LessOrEqual(t, len(a.Text), limit)
+			}
+		})
+	}
 }
 
 // However many ids are bad, what descends from the caller is read once.
