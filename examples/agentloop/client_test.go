@@ -181,3 +181,24 @@ func TestClientSendsPublishedFields(t *testing.T) {
 		"stream", "stream_options", "stream_options.include_usage",
 	}, listed(keys))
 }
+
+// Results are found by the ids of their calls: two with the same would be one.
+func TestCallIDsAreUniqueInAMessage(t *testing.T) {
+	for _, c := range []struct{ sent, want []string }{
+		{[]string{"x", "x", "x"}, []string{"x", "call_1", "call_2"}},
+		{[]string{"call_1", ""}, []string{"call_1", "call_1_2"}},
+		{[]string{"", "call_0"}, []string{"call_0_2", "call_0"}},
+		{[]string{"", "", "a"}, []string{"call_0", "call_1", "a"}},
+		{[]string{"call_1", "call_1", "call_1_2"}, []string{"call_1", "call_1_3", "call_1_2"}},
+	} {
+		var a answer
+		for i, id := range c.sent {
+			require.NoError(t, a.add(delta{ToolCalls: []callPart{{i, toolCall{ID: id}}}}, nil))
+		}
+		var got []string
+		for _, call := range a.reply().message.ToolCalls {
+			got = append(got, call.ID)
+		}
+		assert.Equal(t, c.want, got)
+	}
+}

@@ -147,14 +147,19 @@ func (h *history) PutCard(_ context.Context, c subagent.Card) error {
 
 // charge stores what a task cost on the result of the tool call that started
 // it, which for a background task is an older one. It is not attributed yet.
+// What is stored already stays: another task's cost would be lost.
 func (h *history) charge(d delivery) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if e := h.result(dispatch{d.Session, d.MessageID, d.CallID}); e != nil {
-		e.SubagentUsage = d.Usage
-		return nil
+	e := h.result(dispatch{d.Session, d.MessageID, d.CallID})
+	switch {
+	case e == nil:
+		return fmt.Errorf("message %q has no answer to its tool call %q, so there is no place for what its sub-agent cost", d.MessageID, d.CallID)
+	case len(e.SubagentUsage) > 0:
+		return fmt.Errorf("the answer to the tool call %q of message %q has a sub-agent's cost already", d.CallID, d.MessageID)
 	}
-	return fmt.Errorf("message %q has no answer to its tool call %q, so there is no place for what its sub-agent cost", d.MessageID, d.CallID)
+	e.SubagentUsage = d.Usage
+	return nil
 }
 
 // result is the entry that answers a tool call: the first answer with its id

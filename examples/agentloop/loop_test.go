@@ -182,3 +182,20 @@ func TestTheModelFails(t *testing.T) {
 	assert.Equal(t, "agentloop: model: 500 Internal Server Error: the \uFFFD[2Jdog ate it\n", stderr)
 	assert.Contains(t, stdout, "saved  ", "the history is kept")
 }
+
+// Both calls of the message have the same id; still both sub-agents are paid for.
+func TestCallsWithTheSameIDAreChargedEach(t *testing.T) {
+	env := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		req := decode(t, r)
+		says := say("done")
+		if c := read(req); isLead(req) && c.turn == 0 && !c.offered["await_tasks"] {
+			says = start("one", false)
+			says.calls = append(says.calls, says.calls[0])
+		}
+		line{w: w, usage: true}.stream(says, wireUsage{PromptTokens: 10, CompletionTokens: 1, TotalTokens: 11})
+	})
+	code, stdout, stderr := chat(t, env)
+	assert.Equal(t, exitDone, code, stderr)
+	// The lead's three calls, and one of each sub-agent.
+	assert.Regexp(t, `(?m)^ +3 .* 33 +55 +lead$`, stdout)
+}

@@ -73,6 +73,7 @@ func (h *history) audit() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var wrong []error
+	started := map[dispatch]bool{}
 	for _, t := range h.Talks {
 		c := t.costs()
 		if sum := c.own.Add(c.passed); sum != c.all {
@@ -81,6 +82,10 @@ func (h *history) audit() error {
 		if t.From == nil {
 			continue
 		}
+		if started[*t.From] {
+			wrong = append(wrong, fmt.Errorf("%s %s: the tool call %q of message %q started another sub-agent too", t.Agent, t.Session, t.From.CallID, t.From.MessageID))
+		}
+		started[*t.From] = true
 		e := h.result(*t.From)
 		if e == nil || len(e.SubagentUsage) == 0 {
 			continue // nobody has been handed its end

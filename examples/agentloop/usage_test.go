@@ -142,10 +142,11 @@ func TestReplaySeesWhatIsWrong(t *testing.T) {
 			unattribute(h)
 			h.result(*h.Talks[1].From).SubagentUsage = json.RawMessage(`{"input_tokens": -1, "output_tokens": 1, "total_tokens": 2}`)
 		}, exitFailed, "input_tokens is -1; it must be a non-negative integer"},
-		"no conversations": {func(h *history) { h.Talks = nil }, exitUsage, "it has no conversations"},
-		"a loop":           {func(h *history) { h.Talks[1].From.Session = h.Talks[1].Session }, exitUsage, "conversation 2 comes before the one that started it"},
-		"the same twice":   {func(h *history) { h.Talks[2].Session = "lead" }, exitUsage, "conversation 3 has no session of its own"},
-		"no session":       {func(h *history) { h.Talks[0].Session = "" }, exitUsage, "conversation 1 has no session of its own"},
+		"one call, two sub-agents": {func(h *history) { h.Talks[2].From = h.Talks[1].From }, exitFailed, "started another sub-agent too"},
+		"no conversations":         {func(h *history) { h.Talks = nil }, exitUsage, "it has no conversations"},
+		"a loop":                   {func(h *history) { h.Talks[1].From.Session = h.Talks[1].Session }, exitUsage, "conversation 2 comes before the one that started it"},
+		"the same twice":           {func(h *history) { h.Talks[2].Session = "lead" }, exitUsage, "conversation 3 has no session of its own"},
+		"no session":               {func(h *history) { h.Talks[0].Session = "" }, exitUsage, "conversation 1 has no session of its own"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := saved(t)
@@ -179,4 +180,13 @@ func TestSaveIsWholeOrNot(t *testing.T) {
 	require.NoError(t, err)
 	assert.Len(t, entries, 1, "nothing is left beside it")
 	assert.Error(t, new(history).save(t.TempDir()), "a directory")
+}
+
+func TestChargeKeepsWhatIsStored(t *testing.T) {
+	h, err := loadHistory(saved(t))
+	require.NoError(t, err)
+	from := *h.Talks[1].From
+	before := string(h.result(from).SubagentUsage)
+	assert.ErrorContains(t, h.charge(delivery{from.Session, from.MessageID, from.CallID, json.RawMessage(`{}`)}), "has a sub-agent's cost already")
+	assert.Equal(t, before, string(h.result(from).SubagentUsage))
 }
