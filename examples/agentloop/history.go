@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 
@@ -201,30 +199,4 @@ func (h *history) all() []*talk {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.Talks)
-}
-
-// save replaces the file by the history: whole, or not at all.
-func (h *history) save(name string) error {
-	h.mu.Lock()
-	data, err := json.MarshalIndent(h, "", "  ")
-	h.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	file, err := os.CreateTemp(filepath.Dir(name), ".agentloop-*")
-	if err != nil {
-		return fmt.Errorf("cannot save the history: %w", err)
-	}
-	_, err = file.Write(append(data, '\n'))
-	if closed := file.Close(); err == nil {
-		err = closed
-	}
-	if err == nil {
-		err = os.Rename(file.Name(), name)
-	}
-	if err != nil {
-		_ = os.Remove(file.Name())
-		return fmt.Errorf("cannot save the history: %w", err)
-	}
-	return nil
 }

@@ -16,7 +16,8 @@
 // key alone is not used, so that nobody is charged by accident.
 //
 //	-slots n       sub-agents at a time (1); those that wait for others lend them their slot
-//	-save file     where the history goes (a new file in the temporary directory)
+//	-save file     where the history goes (a new file in the temporary directory); it
+//	               replaces a regular file, and nothing else: also no symbolic link
 //	-replay file   add up a saved history again, and show that nothing is counted twice
 //
 // It prints the lead's conversation: what it says, the tools that it calls (>),
@@ -185,18 +186,4 @@ func (o *options) check(args []string) error {
 	}
 	o.question, o.dir = args[0], args[1]
 	return nil
-}
-
-// chooseFile makes sure that the history has a place to go to: at the end of a
-// conversation it would be too late to find out.
-func (o *options) chooseFile() error {
-	if o.save != "" {
-		return new(history).save(o.save)
-	}
-	file, err := os.CreateTemp("", "agentloop-*.json")
-	if err != nil {
-		return fmt.Errorf("there is no place for the history: %w; name one with -save", err)
-	}
-	o.save = file.Name()
-	return file.Close()
 }

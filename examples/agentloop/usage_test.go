@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -179,7 +181,22 @@ func TestSaveIsWholeOrNot(t *testing.T) {
 	entries, err := os.ReadDir(strings.TrimSuffix(file, "/history.json"))
 	require.NoError(t, err)
 	assert.Len(t, entries, 1, "nothing is left beside it")
-	assert.Error(t, new(history).save(t.TempDir()), "a directory")
+	assert.ErrorContains(t, new(history).save(t.TempDir()), "is not a regular file")
+}
+
+// The place is tried before the conversation; what stands there stays till its end.
+func TestAnEarlierHistoryStaysUntilThereIsANewOne(t *testing.T) {
+	file := saved(t)
+	before := read1(t, file)
+	env := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		assert.Equal(t, before, read1(t, file))
+		entries, err := os.ReadDir(filepath.Dir(file))
+		assert.NoError(t, err)
+		assert.Len(t, entries, 1, "nothing is left of the try")
+		http.Error(w, "no", http.StatusTeapot)
+	})
+	call(t, env, "-save", file, "Who?", library)
+	assert.NotEqual(t, before, read1(t, file))
 }
 
 func TestChargeKeepsWhatIsStored(t *testing.T) {
