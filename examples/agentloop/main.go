@@ -29,8 +29,9 @@
 // the arguments are no good, and 130 when it was interrupted.
 //
 // Start reading at loop.go, the loop that all agents run; host.go puts it
-// together with the library. history.go and usage.go keep the conversations and
-// count the tokens. client.go talks to the model in the format of wire.go.
+// together with the library. history.go and save.go keep the conversations,
+// usage.go and replay.go count the tokens. client.go and answer.go talk to the
+// model in the format of wire.go.
 // server.go and script.go are there for runs without a provider.
 package main
 

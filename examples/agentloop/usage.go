@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/go-subagent/subagent"
@@ -75,32 +73,74 @@ func (h *history) audit() error {
 	var wrong []error
 	started := map[dispatch]bool{}
 	for _, t := range h.Talks {
-		c := t.costs()
-		if sum := c.own.Add(c.passed); sum != c.all {
-			wrong = append(wrong, fmt.Errorf("%s %s: its messages carry %d tokens; its own and its sub-agents' are %d", t.Agent, t.Session, c.all.TotalTokens, sum.TotalTokens))
+		errs := t.audit()
+		if t.From != nil {
+			errs = append(errs, h.auditStart(t))
+			if started[*t.From] {
+				errs = append(errs, fmt.Errorf("the tool call %q of message %q started another sub-agent too", t.From.CallID, t.From.MessageID))
+			}
+			started[*t.From] = true
 		}
-		if t.From == nil {
-			continue
-		}
-		if started[*t.From] {
-			wrong = append(wrong, fmt.Errorf("%s %s: the tool call %q of message %q started another sub-agent too", t.Agent, t.Session, t.From.CallID, t.From.MessageID))
-		}
-		started[*t.From] = true
-		e := h.result(*t.From)
-		if e == nil || len(e.SubagentUsage) == 0 {
-			continue // nobody has been handed its end
-		}
-		if u, err := subagent.ParseUsage(e.SubagentUsage); err != nil {
-			wrong = append(wrong, fmt.Errorf("%s %s: %w", t.Agent, t.Session, err))
-		} else if *u != c.own {
-			wrong = append(wrong, fmt.Errorf("%s %s: %d tokens were stored for it; its model calls cost %d", t.Agent, t.Session, u.TotalTokens, c.own.TotalTokens))
+		for _, err := range errs {
+			if err != nil {
+				wrong = append(wrong, fmt.Errorf("%s %s: %w", t.Agent, t.Session, err))
+			}
 		}
 	}
 	return errors.Join(wrong...)
 }
 
+// audit looks at one conversation for itself.
+func (t *talk) audit() []error {
+	var wrong []error
+	for _, e := range t.Entries {
+		if negative(e.ModelUsage) || negative(e.Usage) {
+			wrong = append(wrong, fmt.Errorf("message %q has a negative count", e.ID))
+		}
+		if len(e.SubagentUsage) > 0 {
+			if _, err := subagent.ParseUsage(e.SubagentUsage); err != nil {
+				wrong = append(wrong, fmt.Errorf("message %q: %w", e.ID, err))
+			}
+		}
+	}
+	c := t.costs()
+	if sum := c.own.Add(c.passed); sum != c.all {
+		wrong = append(wrong, fmt.Errorf("its messages carry %d tokens; its own and its sub-agents' are %d", c.all.TotalTokens, sum.TotalTokens))
+	}
+	return wrong
+}
+
+func negative(u subagent.Usage) bool {
+	return min(u.InputTokens, u.OutputTokens, u.TotalTokens, u.CacheReadTokens, u.CacheWriteTokens, u.ReasoningTokens, u.Calls) < 0
+}
+
+// auditStart looks for the call that started a conversation, and at what is
+// stored on its result.
+func (h *history) auditStart(t *talk) error {
+	if !h.made(*t.From) {
+		return fmt.Errorf("no message %q of %q made the tool call %q that it was started by", t.From.MessageID, t.From.Session, t.From.CallID)
+	}
+	e := h.result(*t.From)
+	if e == nil || len(e.SubagentUsage) == 0 {
+		return nil // nobody has been handed its end
+	}
+	u, err := subagent.ParseUsage(e.SubagentUsage)
+	if own := t.costs().own; err == nil && *u != own { // what cannot be read is told of where it is
+		return fmt.Errorf("%d tokens were stored for it; its model calls cost %d", u.TotalTokens, own.TotalTokens)
+	}
+	return nil
+}
+
+// made reports whether there is such a call.
+func (h *history) made(d dispatch) bool {
+	t := h.find(d.Session)
+	return t != nil && slices.ContainsFunc(t.Entries, func(e entry) bool {
+		return e.ID == d.MessageID && slices.ContainsFunc(e.ToolCalls, func(c toolCall) bool { return c.ID == d.CallID })
+	})
+}
+
 // printCosts prints the table of tokens: one agent a line, below the one that
-// started it. Only own tokens add up; "with its own" has a sub-agent's twice,
+// started it. Only own tokens add up; "with sub-agents" has a sub-agent's twice,
 // once in its own line and once in that of the agent that pays for it.
 func (h *history) printCosts(out io.Writer) {
 	h.mu.Lock()
@@ -137,65 +177,4 @@ func (t *talk) parent() string {
 		return ""
 	}
 	return t.From.Session
-}
-
-// loadHistory reads what save wrote.
-func loadHistory(name string) (*history, error) {
-	data, err := os.ReadFile(name)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the history %s: %w", name, cause(err))
-	}
-	h := new(history)
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(h); err != nil {
-		return nil, fmt.Errorf("%s is no history that this program saved: %w", name, err)
-	}
-	if err := h.check(); err != nil {
-		return nil, fmt.Errorf("%s is no history that this program saved: %w", name, err)
-	}
-	return h, nil
-}
-
-// check refuses a history whose conversations are no family: what goes through
-// them from parent to child would miss some, or never come to an end.
-func (h *history) check() error {
-	known := map[string]bool{"": true}
-	for i, t := range h.Talks {
-		switch {
-		case t == nil || known[t.Session]:
-			return fmt.Errorf("conversation %d has no session of its own", i+1)
-		case !known[t.parent()]:
-			return fmt.Errorf("conversation %d comes before the one that started it, %q", i+1, t.parent())
-		}
-		known[t.Session] = true
-	}
-	if len(h.Talks) == 0 {
-		return errors.New("it has no conversations")
-	}
-	return nil
-}
-
-// replay attributes a saved history, once more if that was done before, and
-// saves what it changed.
-func replay(name string, out io.Writer) error {
-	h, err := loadHistory(name)
-	if err != nil {
-		return usageError{err}
-	}
-	changed := h.attribute()
-	fmt.Fprintf(out, "attributed        %s changed\n", plural(changed, "message"))
-	if changed > 0 {
-		if err := h.save(name); err != nil {
-			return err
-		}
-	}
-	h.printCosts(out)
-	again := h.attribute()
-	fmt.Fprintf(out, "attributed again  %s changed\n", plural(again, "message"))
-	if err := h.audit(); err != nil {
-		return err
-	}
-	fmt.Fprintln(out, "every token is counted once")
-	return nil
 }

@@ -153,11 +153,21 @@ func TestReplaySeesWhatIsWrong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := saved(t)
 			change(t, file, c.edit)
+			before := read1(t, file)
 			code, _, stderr := call(t, nil, "-replay", file)
 			assert.Equal(t, c.code, code)
 			assert.Contains(t, stderr, c.want)
+			assert.Equal(t, before, read1(t, file), "what is wrong is not saved")
 		})
 	}
+}
+
+func TestReplayReadsToTheEnd(t *testing.T) {
+	file := saved(t)
+	require.NoError(t, os.WriteFile(file, append(once.history, "{}"...), 0o600))
+	code, _, stderr := call(t, nil, "-replay", file)
+	assert.Equal(t, exitUsage, code)
+	assert.Contains(t, stderr, "there is more behind it")
 }
 
 // A result whose counts cannot be read stays unmarked, and the others are
