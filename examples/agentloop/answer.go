@@ -10,8 +10,14 @@ import (
 // answer is a message that is being put together.
 type answer struct {
 	text  strings.Builder
-	calls []toolCall
+	calls []*callParts
 	usage *wireUsage
+}
+
+// callParts is a tool call of it.
+type callParts struct {
+	id              string
+	name, arguments strings.Builder
 }
 
 const maxCalls = 128 // in one message
@@ -26,27 +32,30 @@ func (a *answer) add(d delta, write func(string)) error {
 			return fmt.Errorf("the answer has a tool call at index %d; 0 to %d are allowed", part.Index, maxCalls-1)
 		}
 		for len(a.calls) <= part.Index {
-			a.calls = append(a.calls, toolCall{Type: "function"})
+			a.calls = append(a.calls, new(callParts))
 		}
-		call := &a.calls[part.Index]
+		call := a.calls[part.Index]
 		if part.ID != "" {
-			call.ID = part.ID
+			call.id = part.ID
 		}
-		call.Function.Name += part.Function.Name
-		call.Function.Arguments += part.Function.Arguments
+		call.name.WriteString(part.Function.Name)
+		call.arguments.WriteString(part.Function.Arguments)
 	}
 	return nil
 }
 
 func (a *answer) reply() reply {
 	a.identify()
-	for i := range a.calls {
-		if f := &a.calls[i].Function; strings.TrimSpace(f.Arguments) == "" {
-			f.Arguments = "{}" // some models say nothing when there is nothing to say
+	var calls []toolCall
+	for _, c := range a.calls {
+		call := toolCall{c.id, "function", functionCall{c.name.String(), c.arguments.String()}}
+		if strings.TrimSpace(call.Function.Arguments) == "" {
+			call.Function.Arguments = "{}" // some models say nothing when there is nothing to say
 		}
+		calls = append(calls, call)
 	}
 	r := reply{
-		message: chatMessage{Role: roleAssistant, Content: a.text.String(), ToolCalls: a.calls},
+		message: chatMessage{Role: roleAssistant, Content: a.text.String(), ToolCalls: calls},
 		usage:   subagent.Usage{Calls: 1}, // a server that does not say what it cost
 	}
 	if a.usage != nil {
@@ -62,16 +71,16 @@ func (a *answer) identify() {
 	taken := map[string]bool{"": true}
 	var without []int
 	for i, call := range a.calls {
-		if taken[call.ID] {
+		if taken[call.id] {
 			without = append(without, i)
 		}
-		taken[call.ID] = true
+		taken[call.id] = true
 	}
 	for _, i := range without {
 		id := fmt.Sprintf("call_%d", i)
 		for n := 2; taken[id]; n++ {
 			id = fmt.Sprintf("call_%d_%d", i, n)
 		}
-		a.calls[i].ID, taken[id] = id, true
+		a.calls[i].id, taken[id] = id, true
 	}
 }

@@ -202,3 +202,17 @@ func TestCallIDsAreUniqueInAMessage(t *testing.T) {
 		assert.Equal(t, c.want, got)
 	}
 }
+
+// The time for a call grows with its length, not with its square.
+func TestManyFragmentsAreJoinedAtOnce(t *testing.T) {
+	part := delta{ToolCalls: []callPart{{0, toolCall{Function: functionCall{"n", "0123456789"}}}}}
+	const fragments = 10_000
+	allocs := testing.AllocsPerRun(1, func() {
+		var a answer
+		for range fragments {
+			_ = a.add(part, nil)
+		}
+		assert.Len(t, a.reply().message.ToolCalls[0].Function.Arguments, 10*fragments)
+	})
+	assert.Less(t, allocs, 1000.0)
+}
