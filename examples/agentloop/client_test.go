@@ -86,6 +86,12 @@ func TestClientReadsWhatProvidersSend(t *testing.T) {
 		assert.Equal(t, []toolCall{{"call_abc", "function", functionCall{"list_files", `{"path": "."}`}}}, r.message.ToolCalls)
 		assert.Equal(t, subagent.Usage{Calls: 1}, r.usage, "a server that does not say")
 	})
+	t.Run("negative counts", func(t *testing.T) {
+		body := strings.NewReplacer(`"prompt_tokens":19`, `"prompt_tokens":-19`, `_tokens":10`, `_tokens":-10`, `:29`, `:-29`, `:3,`, `:-3,`, `:4,`, `:-4,`).Replace(wholeText)
+		r, _, err := ask(t, "application/json", body)
+		require.NoError(t, err)
+		assert.Equal(t, subagent.Usage{Calls: 1}, r.usage)
+	})
 	for name, body := range map[string]string{"a stream": streamed, "a stream with CR": strings.ReplaceAll(streamed, "\n", "\r\n")} {
 		t.Run(name, func(t *testing.T) {
 			r, text, err := ask(t, events, body)

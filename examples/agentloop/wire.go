@@ -112,14 +112,15 @@ type wireUsage struct {
 }
 
 // usage is u in the library's words. The library counts cached input as input,
-// as this format does; other providers' counts may have to be added up first.
+// as this format does; other providers' counts may have to be added up first. A
+// negative count is none: it would be taken off what others cost.
 func (u wireUsage) usage() subagent.Usage {
 	return subagent.Usage{
-		InputTokens:     u.PromptTokens,
-		OutputTokens:    u.CompletionTokens,
-		TotalTokens:     u.TotalTokens,
-		CacheReadTokens: u.PromptTokensDetails.CachedTokens,
-		ReasoningTokens: u.CompletionTokensDetails.ReasoningTokens,
+		InputTokens:     max(0, u.PromptTokens),
+		OutputTokens:    max(0, u.CompletionTokens),
+		TotalTokens:     max(0, u.TotalTokens),
+		CacheReadTokens: max(0, u.PromptTokensDetails.CachedTokens),
+		ReasoningTokens: max(0, u.CompletionTokensDetails.ReasoningTokens),
 		Calls:           1,
 	}
 }
