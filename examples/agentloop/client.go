@@ -125,6 +125,9 @@ func readWhole(body io.Reader, write func(string)) (reply, error) {
 	if err := json.NewDecoder(body).Decode(&c); err != nil {
 		return reply{}, fmt.Errorf("the answer is not JSON: %w", err)
 	}
+	if c.Error != nil {
+		return reply{}, fmt.Errorf("the answer is an error: %s", c.Error.Message)
+	}
 	if len(c.Choices) == 0 || c.Choices[0].Message == nil {
 		return reply{}, errors.New("the answer has no choices[0].message")
 	}
@@ -146,8 +149,12 @@ func readStream(body io.Reader, write func(string)) (reply, error) {
 	var a answer
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 4<<20)
-	for lines.Scan() {
-		data, ok := strings.CutPrefix(lines.Text(), "data:")
+	for first := true; lines.Scan(); first = false {
+		line := lines.Text()
+		if first {
+			line = strings.TrimPrefix(line, "\ufeff") // a byte order mark is allowed there
+		}
+		data, ok := strings.CutPrefix(line, "data:")
 		if !ok {
 			continue // blank lines, comments and fields that this format does not use
 		}

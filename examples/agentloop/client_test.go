@@ -86,6 +86,11 @@ func TestClientReadsWhatProvidersSend(t *testing.T) {
 		assert.Equal(t, []toolCall{{"call_abc", "function", functionCall{"list_files", `{"path": "."}`}}}, r.message.ToolCalls)
 		assert.Equal(t, subagent.Usage{Calls: 1}, r.usage, "a server that does not say")
 	})
+	t.Run("a byte order mark", func(t *testing.T) {
+		_, text, err := ask(t, events, "\ufeffdata: {\"choices\":[{\"delta\":{\"content\":\"Hello\"}}]}\n\ndata: [DONE]\n\n")
+		require.NoError(t, err)
+		assert.Equal(t, "Hello", text)
+	})
 	t.Run("negative counts", func(t *testing.T) {
 		body := strings.NewReplacer(`"prompt_tokens":19`, `"prompt_tokens":-19`, `_tokens":10`, `_tokens":-10`, `:29`, `:-29`, `:3,`, `:-3,`, `:4,`, `:-4,`).Replace(wholeText)
 		r, _, err := ask(t, "application/json", body)
@@ -117,6 +122,7 @@ func TestClientRefusesWhatIsNoAnswer(t *testing.T) {
 		"a call before the first":  {events, `data: {"choices":[{"delta":{"tool_calls":[{"index":-1,"function":{}}]}}]}` + "\n\n", "a tool call at index -1"},
 		"an endless line":          {events, "data: " + strings.Repeat("x", 5<<20), "the stream broke off: bufio.Scanner: token too long"},
 		"no choices":               {"application/json", `{"choices":[]}`, "no choices[0].message"},
+		"an error":                 {"application/json", `{"error":{"message":"overloaded"}}`, "the answer is an error: overloaded"},
 		"half an answer":           {"application/json", wholeText[:100], "the answer is not JSON"},
 		"a page":                   {"text/html", "<html>", `the answer is "text/html"; it must be text/event-stream or application/json`},
 	} {
