@@ -97,6 +97,8 @@ func cause(err error) error {
 
 var errOutside = errors.New("leads out of the directory; paths are relative to it, with slashes")
 
+const emptyFolder = "(empty)" // the listing of one
+
 func (f *folder) list(dir string) (string, error) {
 	entries, err := fs.ReadDir(f.root.FS(), path.Clean(dir))
 	if errors.Is(err, fs.ErrInvalid) {
@@ -118,7 +120,7 @@ func (f *folder) list(dir string) (string, error) {
 		b.WriteString("\n")
 	}
 	if len(entries) == 0 {
-		return "(empty)\n", nil
+		return emptyFolder + "\n", nil
 	}
 	return b.String(), nil
 }

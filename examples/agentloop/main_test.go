@@ -103,6 +103,7 @@ func TestMoreSlotsLeadToTheSameAnswer(t *testing.T) {
 func TestNothingIsFound(t *testing.T) {
 	code, stdout, _ := call(t, nil, "-save", filepath.Join(t.TempDir(), "h"), "Any unicorns?", t.TempDir())
 	assert.Equal(t, exitDone, code)
+	assert.Contains(t, stdout, "It is empty.\n")
 	assert.Contains(t, stdout, `lead   "unicorns" is not mentioned.`)
 }
 

@@ -12,6 +12,9 @@ func (c conversation) surveyor() speech {
 	if c.turn == 0 {
 		return say("Let me look.").call("list_files", args{"path": "."})
 	}
+	if strings.TrimSpace(c.last()) == emptyFolder {
+		return say("It is empty.")
+	}
 	names := strings.Fields(c.last())
 	return say(fmt.Sprintf("It has %s: %s.", plural(len(names), "name"), strings.Join(names, ", ")))
 }
