@@ -145,10 +145,26 @@ func TestReplaySeesWhatIsWrong(t *testing.T) {
 			h.result(*h.Talks[1].From).SubagentUsage = json.RawMessage(`{"input_tokens": -1, "output_tokens": 1, "total_tokens": 2}`)
 		}, exitFailed, "input_tokens is -1; it must be a non-negative integer"},
 		"one call, two sub-agents": {func(h *history) { h.Talks[2].From = h.Talks[1].From }, exitFailed, "started another sub-agent too"},
-		"no conversations":         {func(h *history) { h.Talks = nil }, exitUsage, "it has no conversations"},
-		"a loop":                   {func(h *history) { h.Talks[1].From.Session = h.Talks[1].Session }, exitUsage, "conversation 2 comes before the one that started it"},
-		"the same twice":           {func(h *history) { h.Talks[2].Session = "lead" }, exitUsage, "conversation 3 has no session of its own"},
-		"no session":               {func(h *history) { h.Talks[0].Session = "" }, exitUsage, "conversation 1 has no session of its own"},
+		"a count on no sub-agent's result": {func(h *history) {
+			h.Talks[1].From.CallID = "call_1"
+			h.result(dispatch{"lead", "lead/3", "call_0"}).SubagentUsage = json.RawMessage(`"lots"`)
+		}, exitFailed, "subagent: usage: not a JSON object"},
+		"a negative count": {func(h *history) {
+			e := &h.Talks[0].Entries[2]
+			less := subagent.Usage{InputTokens: -1 << 40}
+			e.ModelUsage, e.Usage = e.ModelUsage.Add(less), e.Usage.Add(less)
+		}, exitFailed, `lead lead: message "lead/3" has a negative count`},
+		"no message": {func(h *history) { h.Talks[1].From.MessageID = "lead/99" }, exitFailed, `no message "lead/99" of "lead" made the tool call "call_0" that it was started by`},
+		"no call":    {func(h *history) { h.Talks[1].From.CallID = "call_9" }, exitFailed, `no message "lead/3" of "lead" made the tool call "call_9"`},
+		"marks taken off": {func(h *history) {
+			for i := range h.Talks[0].Entries {
+				h.Talks[0].Entries[i].UsageAttributed = false
+			}
+		}, exitFailed, "lead lead: its messages carry "},
+		"no conversations": {func(h *history) { h.Talks = nil }, exitUsage, "it has no conversations"},
+		"a loop":           {func(h *history) { h.Talks[1].From.Session = h.Talks[1].Session }, exitUsage, "conversation 2 comes before the one that started it"},
+		"the same twice":   {func(h *history) { h.Talks[2].Session = "lead" }, exitUsage, "conversation 3 has no session of its own"},
+		"no session":       {func(h *history) { h.Talks[0].Session = "" }, exitUsage, "conversation 1 has no session of its own"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := saved(t)
