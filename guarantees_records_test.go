@@ -130,7 +130,7 @@ func TestG14_UsageTreeCountsEachTaskOnce(t *testing.T) {
 }
 
 func TestG17_WhatAQueuedTaskHolds(t *testing.T) {
-	const tasks = 100_000
+	const tasks = 40_000
 	gate := subagenttest.NewGate()
 	r, err := subagent.New(t.Context(), subagent.Config{Workers: 1, MaxQueued: -1, Func: gate.Func()})
 	require.NoError(t, err)

@@ -29,7 +29,9 @@ var ErrWaitCycle = errors.New("subagent: wait cycle")
 // store's if it cannot be asked about a task that is not in memory, or ctx.Err()
 // together with the task as it is then; how the task ended is Task.Err. What
 // memory knows to have ended is returned even if ctx is done. Whoever is handed
-// the end first sees NotifiedAt zero, and its notice is delivered with that.
+// the end first sees NotifiedAt zero, and its notice is delivered with that;
+// a later one may see it zero again only if the store has failed to record that
+// of a task that is no longer in memory.
 //
 // With the ctx of a Func, its slot is lent to the tasks in line while it waits;
 // Wait takes it again, ahead of the line, before it returns, and at once if
