@@ -344,9 +344,18 @@ func (e *execution) save() {
 	rest.saving.state = workRunning
 	if e.disowned {
 		e.mu.Unlock()
-		taken := r.find(e.id) != nil // by a later spawn: the record is not ours
+		later := r.find(e.id) // a spawn of the same ID
+		taken := later != nil && later.exists()
 		e.mu.Lock()
-		e.forgotten = e.forgotten || taken
+		e.forgotten = e.forgotten || taken // the record is its own
+		if later != nil && !taken && !r.final.Load() {
+			// Whose the record is shows when its Create is through. To give up
+			// now would leave the notice of an end that is stored to nobody.
+			rest.saving.state = workIdle
+			rest.saving.scheduleLocked(e.save)
+			e.mu.Unlock()
+			return
+		}
 	}
 	mine := false
 	for rest.want != nil && !e.forgotten {
