@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // Notifier delivers the end of a background task to its session: at least once
@@ -172,13 +174,80 @@ func (r *Runner) delivered(e *execution) {
 	if first, _ := e.claim(d.notified); !first {
 		return // somebody was handed the end during the call
 	}
-	row, _, err := e.write(d, r.cfg.StoreTimeout)
+	r.storeDelivery(e.callCtx(), e.id, e, d)
+}
+
+// storeDelivery stores d, that somebody was handed an end. It returns what is
+// stored then and whether d was the first, or nil if that failed: then it is
+// stored later, if the task is in memory as e.
+func (r *Runner) storeDelivery(ctx context.Context, id uuid.UUID, e *execution, d *edit) (row *Task, first bool) {
+	row, first, err := r.update(ctx, id, d, r.cfg.StoreTimeout)
 	switch {
 	case err == nil && row.Status.Terminal():
-		e.observe(row)
-	case !gone(err): // without an error: its end is to be stored first
-		e.saveLater(d, err)
+		if e != nil {
+			e.observe(row)
+		}
+		return row, first
+	case gone(err):
+	case e != nil:
+		e.saveLater(d, err) // without an error: its end is to be stored first
+	case err != nil:
+		r.log.warn("delivery not stored", id, "error", logText(err))
 	}
+	return nil, false
+}
+
+// handOver is t's task as whoever waited for it gets it: if it has ended, this
+// is its delivery. Exactly one sees NotifiedAt zero, the first.
+func (r *Runner) handOver(ctx context.Context, t target) Task {
+	task := t.row
+	if t.e != nil {
+		task = r.current(t.e)
+	}
+	if !task.Status.Terminal() || !task.NotifiedAt.IsZero() {
+		return task.copy()
+	}
+	d := &edit{notified: stamp(task.lastStamp())}
+	handed := task.copy()
+	if t.e != nil {
+		if first, at := t.e.claim(d.notified); !first {
+			handed.NotifiedAt = at // whoever was first stores that
+			return handed
+		}
+		if t.e.endUnsaved() {
+			t.e.saveLater(d, nil) // with its end: the store is not asked in vain
+			return handed
+		}
+	}
+	first := true
+	if row, changed := r.storeDelivery(endless(ctx), task.ID, t.e, d); row != nil {
+		task, first = row, changed // false: somebody in another process was
+	}
+	handed = task.copy()
+	if first {
+		handed.NotifiedAt = time.Time{}
+	} else if handed.NotifiedAt.IsZero() {
+		handed.NotifiedAt = d.notified
+	}
+	return handed
+}
+
+// claim reports whether nobody was handed e's end before at, or when that was.
+// The first stores it: of several who are handed the end at once, one is.
+func (e *execution) claim(at time.Time) (first bool, when time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if first = e.claimed.IsZero(); first {
+		e.claimed = at
+	}
+	return first, e.claimed
+}
+
+// endUnsaved reports whether e's end is still to be stored.
+func (e *execution) endUnsaved() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.rest != nil && e.rest.want != nil && e.rest.want.end != nil
 }
 
 func isClosed(c <-chan struct{}) bool {

@@ -222,11 +222,11 @@ func (r *Runner) follow(ctx context.Context, w *wait, foreign []*target) error {
 		case <-ctx.Done():
 			// Once more, for "as it is then" is not as it was a while ago; but a
 			// store that did not answer is not waited for.
-			late, cancel := context.WithTimeout(endless(ctx), pollEvery)
 			if !slices.ContainsFunc(foreign, func(t *target) bool { return t.unseen }) {
+				late, cancel := context.WithTimeout(endless(ctx), pollEvery)
 				lookAll(late)
+				cancel()
 			}
-			cancel()
 			if w.leave() {
 				return ctx.Err()
 			}
@@ -249,51 +249,6 @@ func (r *Runner) look(ctx context.Context, t *target) bool {
 	return t.gone || t.row.Status.Terminal()
 }
 
-// handOver is t's task as whoever waited for it gets it: if it has ended, this
-// is its delivery. Exactly one sees NotifiedAt zero, the first.
-func (r *Runner) handOver(ctx context.Context, t target) Task {
-	task := t.row
-	if t.e != nil {
-		task = r.current(t.e)
-	}
-	if !task.Status.Terminal() || !task.NotifiedAt.IsZero() {
-		return task.copy()
-	}
-	d := &edit{notified: stamp(task.lastStamp())}
-	handed := task.copy()
-	if t.e != nil {
-		if first, at := t.e.claim(d.notified); !first {
-			handed.NotifiedAt = at // whoever was first stores that
-			return handed
-		}
-		if t.e.endUnsaved() {
-			t.e.saveLater(d, nil) // with its end: the store is not asked in vain
-			return handed
-		}
-	}
-	first := true
-	row, changed, err := r.update(endless(ctx), task.ID, d, r.cfg.StoreTimeout)
-	switch {
-	case err == nil && row.Status.Terminal():
-		task, first = row, changed // false: somebody in another process was
-		if t.e != nil {
-			t.e.observe(row)
-		}
-	case gone(err):
-	case t.e != nil:
-		t.e.saveLater(d, err) // without an error: its end is to be stored first
-	case err != nil:
-		r.log.warn("delivery not stored", task.ID, "error", logText(err))
-	}
-	handed = task.copy()
-	if first {
-		handed.NotifiedAt = time.Time{}
-	} else if handed.NotifiedAt.IsZero() {
-		handed.NotifiedAt = d.notified
-	}
-	return handed
-}
-
 // current is e's task as any reader may see it now.
 func (r *Runner) current(e *execution) *Task {
 	if t := e.answer(true); t != nil {
@@ -303,24 +258,6 @@ func (r *Runner) current(e *execution) *Task {
 		e.observe(row)
 	}
 	return e.view(true)
-}
-
-// claim reports whether nobody was handed e's end before at, or when that was.
-// The first stores it: of several who are handed the end at once, one is.
-func (e *execution) claim(at time.Time) (first bool, when time.Time) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if first = e.claimed.IsZero(); first {
-		e.claimed = at
-	}
-	return first, e.claimed
-}
-
-// endUnsaved reports whether e's end is still to be stored.
-func (e *execution) endUnsaved() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.rest != nil && e.rest.want != nil && e.rest.want.end != nil
 }
 
 // pin and unpin keep e in memory while somebody waits for it: until he was
