@@ -342,20 +342,11 @@ func (e *execution) save() {
 	}
 	stopTimer(rest.saving.timer)
 	rest.saving.state = workRunning
-	if e.disowned {
+	if e.disowned && e.disputedLocked() {
+		rest.saving.state = workIdle
+		rest.saving.scheduleLocked(e.save)
 		e.mu.Unlock()
-		later := r.find(e.id) // a spawn of the same ID
-		taken := later != nil && later.exists()
-		e.mu.Lock()
-		e.forgotten = e.forgotten || taken // the record is its own
-		if later != nil && !taken && !r.final.Load() {
-			// Whose the record is shows when its Create is through. To give up
-			// now would leave the notice of an end that is stored to nobody.
-			rest.saving.state = workIdle
-			rest.saving.scheduleLocked(e.save)
-			e.mu.Unlock()
-			return
-		}
+		return
 	}
 	mine := false
 	for rest.want != nil && !e.forgotten {
@@ -395,6 +386,19 @@ func (e *execution) save() {
 		e.tell()
 	}
 	e.retire()
+}
+
+// disputedLocked looks for a spawn of e's ID, whose own was disowned. If that
+// spawn's record is stored, it is the one that there is, and e's is forgotten.
+// While its Create is under way it is disputed whose the record is: to give up
+// then would leave the notice of an end that is stored to nobody.
+func (e *execution) disputedLocked() bool {
+	e.mu.Unlock()
+	later := e.runner.find(e.id)
+	taken := later != nil && later.exists()
+	e.mu.Lock()
+	e.forgotten = e.forgotten || taken
+	return later != nil && !taken && !e.runner.final.Load()
 }
 
 // saveRequest stores that e was asked to stop, which is what other processes
