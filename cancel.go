@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // CancelOptions say why a task is to stop.
@@ -236,7 +238,7 @@ func (o CancelOptions) cause(reason Reason, grace time.Duration) (*cause, error)
 	if err := checkID("CancelOptions.Reason", string(o.Reason)); err != nil {
 		return nil, err
 	}
-	return newCause(causeRequest, o.Reason, cut(clean(o.Message), maxPreview), grace), nil
+	return newCause(causeRequest, o.Reason, runes.Cut(runes.Clean(o.Message), maxPreview), grace), nil
 }
 
 // forDescendant is the cause that a task's descendants get from c.

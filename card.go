@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/google/uuid"
+
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // cardFunction is the one value of Card.Function.
@@ -102,7 +104,7 @@ func (c *Card) UnmarshalJSON(data []byte) error {
 		return fmt.Errorf("subagent: card: %w", err)
 	}
 	if wire.Function != cardFunction {
-		return fmt.Errorf("subagent: card: function is %q, not %q", cut(wire.Function, maxID), cardFunction)
+		return fmt.Errorf("subagent: card: function is %q, not %q", runes.Cut(wire.Function, maxID), cardFunction)
 	}
 	id, err := uuid.Parse(wire.Extra.Attach.TaskID)
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // ErrInvalidRequest is a request, or another argument, that no retry will
@@ -35,7 +37,7 @@ func (q *Request) validate() error {
 	switch q.ContextMode {
 	case "", ContextClean, ContextInherit:
 	default:
-		return invalid("ContextMode", "is %q; allowed are %q and %q", cut(string(q.ContextMode), maxID), ContextClean, ContextInherit)
+		return invalid("ContextMode", "is %q; allowed are %q and %q", runes.Cut(string(q.ContextMode), maxID), ContextClean, ContextInherit)
 	}
 	return q.validateMetadata()
 }
@@ -63,7 +65,7 @@ func checkID(field, id string) error {
 	if len(id) > maxID {
 		return invalid(field, "has %d bytes; at most %d are allowed", len(id), maxID)
 	}
-	if !isClean(id) {
+	if !runes.IsClean(id) {
 		return invalid(field, "is %q; it must be valid UTF-8 without NUL", id)
 	}
 	return nil
@@ -75,7 +77,7 @@ func (q *Request) validateDescription() error {
 	}
 	n := len(q.Description)
 	if n <= maxDescription { // cleaning never shrinks a text: don't clean what is too long
-		n = len(clean(q.Description))
+		n = len(runes.Clean(q.Description))
 	}
 	if n > maxDescription {
 		return invalid("Description", "has %d bytes; at most %d are allowed", n, maxDescription)
@@ -117,14 +119,14 @@ func invalid(field, format string, args ...any) error {
 func (q *Request) task() *Task {
 	t := &Task{
 		ExternalTaskID:  q.ExternalTaskID,
-		Description:     clean(q.Description),
+		Description:     runes.Clean(q.Description),
 		AgentID:         q.AgentID,
 		ParentSessionID: q.ParentSessionID,
 		ParentMsgID:     q.ParentMsgID,
 		ContextMode:     q.ContextMode,
 		Metadata:        cleanMap(q.Metadata),
 	}
-	t.Subject = cutRunes(clean(q.Subject), maxSubjectRunes)
+	t.Subject = cutRunes(runes.Clean(q.Subject), maxSubjectRunes)
 	if strings.TrimSpace(t.Subject) == "" {
 		t.Subject = cutRunes(firstLine(t.Description), maxFirstLineRunes)
 	}
@@ -152,7 +154,7 @@ func cleanMap(m map[string]string) map[string]string {
 	}
 	kept := make(map[string]string, len(m))
 	for k, v := range m {
-		kept[clean(k)] = clean(v)
+		kept[runes.Clean(k)] = runes.Clean(v)
 	}
 	return kept
 }

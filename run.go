@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"runtime/debug"
 	"time"
+
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // Run is one execution, as its Func sees it. Its methods may be called from
@@ -96,14 +98,14 @@ func (r *Run) ReportUsage(callID string, u Usage) {
 // Progress says what the task is doing, for people; it is kept up to 2000
 // bytes.
 func (r *Run) Progress(message string) {
-	message = brief(clean(message))
+	message = brief(runes.Clean(message))
 	r.report("progress", func() { r.progress.Message, r.tool = message, false })
 }
 
 // ToolUse counts one tool call. Its name is shown as progress as long as
 // Progress has said nothing.
 func (r *Run) ToolUse(name string) {
-	name = brief(clean(name))
+	name = brief(runes.Clean(name))
 	r.report("tool use", func() {
 		r.progress.ToolUses++
 		if r.progress.Message == "" || r.tool {
@@ -174,12 +176,12 @@ func (r *Run) closeLocked(n *ending) {
 
 // returned is how a Func came back that neither panicked nor called Goexit.
 func (o *outcome) returned(res Result, err error) {
-	text := clean(res.Text[:min(len(res.Text), maxText+1)])
+	text := runes.Clean(res.Text[:min(len(res.Text), maxText+1)])
 	kept := outcome{result: Result{
-		Text:           cut(text, maxText),
-		HeadID:         brief(clean(res.HeadID)),
-		SourceCommitID: brief(clean(res.SourceCommitID)),
-		StopReason:     brief(clean(res.StopReason)),
+		Text:           runes.Cut(text, maxText),
+		HeadID:         brief(runes.Clean(res.HeadID)),
+		SourceCommitID: brief(runes.Clean(res.SourceCommitID)),
+		StopReason:     brief(runes.Clean(res.StopReason)),
 	}}
 	kept.truncated = len(kept.result.Text) < len(text)
 	if err != nil {
@@ -199,7 +201,7 @@ func (o *outcome) panicked(e *execution, v any) {
 // maxError bounds the error text of a record, in bytes.
 const maxError = 64 << 10
 
-func bounded(s string) string { return cut(clean(s), maxError) }
+func bounded(s string) string { return runes.Cut(runes.Clean(s), maxError) }
 
 // errorText is err.Error(), even if that panics.
 func errorText(err error) string { return bounded(fmt.Sprint(err)) }

@@ -3,6 +3,8 @@ package subagent
 import (
 	"strings"
 	"unicode/utf8"
+
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // maxPreview bounds, in bytes, the text that events, cards and listings carry;
@@ -76,8 +78,8 @@ func (p *partial) keep(b []byte) {
 	if p.dropped || len(b) == 0 {
 		return
 	}
-	s := clean(string(b))
-	kept := cut(s, maxText-p.buf.Len())
+	s := runes.Clean(string(b))
+	kept := runes.Cut(s, maxText-p.buf.Len())
 	p.buf.WriteString(kept)
 	p.dropped = len(kept) < len(s)
 }
@@ -93,40 +95,6 @@ func wholeRunes(b []byte) int {
 		}
 	}
 	return len(b)
-}
-
-// clean makes s text that every store and every wire takes: each invalid byte
-// and each NUL becomes U+FFFD. It never merges several into one, so that
-// cleaning a text in pieces, cut between runes, equals cleaning it whole.
-// A clean s is returned as it is, without allocation.
-func clean(s string) string {
-	if isClean(s) {
-		return s
-	}
-	return strings.Map(func(r rune) rune {
-		if r == 0 {
-			return utf8.RuneError
-		}
-		return r
-	}, s)
-}
-
-func isClean(s string) bool {
-	return strings.IndexByte(s, 0) < 0 && utf8.ValidString(s)
-}
-
-// cut is the start of s, at most n bytes, ending between two runes.
-func cut(s string, n int) string {
-	n = max(n, 0)
-	if len(s) <= n {
-		return s
-	}
-	for i := n; i >= 0 && i > n-utf8.UTFMax; i-- {
-		if utf8.RuneStart(s[i]) {
-			return s[:i]
-		}
-	}
-	return s[:n] // no text at all: there is no rune to spare
 }
 
 // cutRunes is the start of s, at most n runes.
@@ -146,7 +114,7 @@ func brief(s string) string {
 	if len(s) <= maxPreview {
 		return s
 	}
-	return strings.Clone(cut(s, maxPreview))
+	return strings.Clone(runes.Cut(s, maxPreview))
 }
 
 // preview makes t a copy for events and listings. A text that was truncated

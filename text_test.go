@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // hardTexts are hard to cut: wide runes, joiners, combining marks, flags, CRLF,
@@ -40,19 +42,19 @@ var brokenTexts = []struct{ in, want string }{
 
 func TestB200_Clean(t *testing.T) {
 	for _, c := range brokenTexts {
-		require.Equal(t, c.want, clean(c.in), "%q", c.in)
-		require.Equal(t, c.want, clean(c.want), "cleaning again changes nothing")
+		require.Equal(t, c.want, runes.Clean(c.in), "%q", c.in)
+		require.Equal(t, c.want, runes.Clean(c.want), "cleaning again changes nothing")
 	}
 	for _, s := range hardTexts {
-		require.Equal(t, s, clean(s))
-		require.Zero(t, testing.AllocsPerRun(10, func() { _ = clean(s) }), "%q", s)
+		require.Equal(t, s, runes.Clean(s))
+		require.Zero(t, testing.AllocsPerRun(10, func() { _ = runes.Clean(s) }), "%q", s)
 	}
 }
 
 func TestB202_Cut(t *testing.T) {
 	for _, s := range hardTexts {
 		for n := -1; n <= 64; n++ {
-			got := cut(s, n)
+			got := runes.Cut(s, n)
 			require.True(t, utf8.ValidString(got), "%q at %d", s, n)
 			require.True(t, strings.HasPrefix(s, got), "%q at %d", s, n)
 			require.LessOrEqual(t, len(got), max(n, 0))
@@ -63,7 +65,7 @@ func TestB202_Cut(t *testing.T) {
 		}
 	}
 	for n := range 9 {
-		require.LessOrEqual(t, len(cut("\x80\x80\x80\x80\x80\x80\x80\x80", n)), n, "no rune to be found")
+		require.LessOrEqual(t, len(runes.Cut("\x80\x80\x80\x80\x80\x80\x80\x80", n)), n, "no rune to be found")
 	}
 }
 
@@ -108,11 +110,11 @@ func writeInPieces(t *testing.T, p *partial, s string, size func() int) {
 		clear(piece) // it is the writer's again
 		written += n
 		text := p.text()
-		require.True(t, isClean(text))
-		require.True(t, strings.HasPrefix(clean(s), text), "%q after %q", text, s[:written])
+		require.True(t, runes.IsClean(text))
+		require.True(t, strings.HasPrefix(runes.Clean(s), text), "%q after %q", text, s[:written])
 		require.Less(t, p.held, utf8.UTFMax)
 		head, more := p.head()
-		require.Equal(t, cut(text, maxPreview), head)
+		require.Equal(t, runes.Cut(text, maxPreview), head)
 		require.Equal(t, len(head) < len(text), more)
 	}
 }
@@ -129,14 +131,14 @@ func TestB203_PartialRejoinsWhatWasSplit(t *testing.T) {
 			p.write(nil)
 			p.write([]byte(s[at:]))
 			p.close()
-			require.Equal(t, clean(s), p.text(), "%q cut at %d", s, at)
+			require.Equal(t, runes.Clean(s), p.text(), "%q cut at %d", s, at)
 		}
 		for size := 1; size <= 5; size++ {
 			var p partial
 			writeInPieces(t, &p, s, func() int { return size })
 			p.close()
 			p.close()
-			require.Equal(t, clean(s), p.text(), "%q in pieces of %d", s, size)
+			require.Equal(t, runes.Clean(s), p.text(), "%q in pieces of %d", s, size)
 			require.False(t, p.dropped)
 		}
 	}
@@ -153,7 +155,7 @@ func TestPartialAtRandom(t *testing.T) {
 		var p partial
 		writeInPieces(t, &p, s.String(), func() int { return r.IntN(4) })
 		p.close()
-		require.Equal(t, clean(s.String()), p.text())
+		require.Equal(t, runes.Clean(s.String()), p.text())
 	}
 }
 

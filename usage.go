@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // Usage counts tokens. Input counts cached input too.
@@ -196,7 +198,7 @@ func (u *Usage) parseMember(dec *json.Decoder, seen *[len(usageKeys)]bool) error
 
 func parseCount(key, text string, n *int64) error {
 	if strings.Trim(text, "0123456789") != "" {
-		return fmt.Errorf("%s is %s; it must be a non-negative integer", key, cut(text, 64))
+		return fmt.Errorf("%s is %s; it must be a non-negative integer", key, runes.Cut(text, 64))
 	}
 	count, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 const maxPrompt = 1 << 20 // bytes, as the Runner's
@@ -44,15 +45,15 @@ func (s *Toolset) request(c *call) (q subagent.Request, background bool, err err
 		ParentMsgID:     c.MessageID,
 	}
 	background = a.flag("run_in_background", false)
-	switch n := len(clean(q.Description)); {
+	switch n := len(runes.Clean(q.Description)); {
 	case a.err != nil:
 	case n > maxPrompt:
 		a.err = fmt.Errorf("prompt has %d bytes; at most %d are allowed", n, maxPrompt)
 	case q.AgentID == "":
-	case len(s.agents) == 0 && (len(q.AgentID) > maxAgentID || q.AgentID != clean(q.AgentID)):
-		a.err = fmt.Errorf("agent_id is %q; at most %d bytes without NUL are allowed", clean(brief(q.AgentID)), maxAgentID)
+	case len(s.agents) == 0 && (len(q.AgentID) > maxAgentID || q.AgentID != runes.Clean(q.AgentID)):
+		a.err = fmt.Errorf("agent_id is %q; at most %d bytes without NUL are allowed", runes.Clean(brief(q.AgentID)), maxAgentID)
 	case len(s.agents) > 0 && !slices.ContainsFunc(s.agents, func(p Agent) bool { return p.ID == q.AgentID }):
-		a.err = fmt.Errorf("there is no agent_id %q; allowed are %q", clean(brief(q.AgentID)), agentIDs(s.agents))
+		a.err = fmt.Errorf("there is no agent_id %q; allowed are %q", runes.Clean(brief(q.AgentID)), agentIDs(s.agents))
 	}
 	return q, background, a.err
 }

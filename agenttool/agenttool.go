@@ -31,6 +31,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // Options say what a Toolset offers. The zero Options are four tools, whose
@@ -129,7 +130,7 @@ func New(r *subagent.Runner, o Options) *Toolset {
 	}
 	seen := make(map[string]bool)
 	for _, a := range o.Agents {
-		if a.ID == "" || len(a.ID) > maxAgentID || a.ID != clean(a.ID) || seen[a.ID] {
+		if a.ID == "" || len(a.ID) > maxAgentID || a.ID != runes.Clean(a.ID) || seen[a.ID] {
 			panic(fmt.Sprintf("agenttool: Options.Agents has the ID %q; it must be valid UTF-8 of 1 to %d bytes without NUL, and unique", a.ID, maxAgentID))
 		}
 		seen[a.ID] = true
@@ -215,5 +216,5 @@ func (s *Toolset) names() string {
 
 // refused is the answer to a call that did nothing: one sentence.
 func (s *Toolset) refused(err error) Answer {
-	return Answer{Text: fit([]part{cuttable(clean(err.Error())), fixed(".")}, s.maxText), IsError: true}
+	return Answer{Text: fit([]part{cuttable(runes.Clean(err.Error())), fixed(".")}, s.maxText), IsError: true}
 }

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // arguments are what a model wrote, key by key; null is as if a key was not
@@ -163,8 +165,8 @@ func kindOf(value json.RawMessage) string {
 	case '[':
 		return "an array"
 	case '"':
-		return "the string " + clean(brief(string(value)))
+		return "the string " + runes.Clean(brief(string(value)))
 	default:
-		return clean(brief(string(value)))
+		return runes.Clean(brief(string(value)))
 	}
 }

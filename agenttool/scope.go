@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // scope is what a call may see: the tasks of a session, or what descends from
@@ -181,7 +182,7 @@ func (s *scope) lookUp(id string, room int) (t subagent.Task, why string, err er
 		}
 	}
 	if !isUUID {
-		return subagent.Task{}, fmt.Sprintf("%q is no task_id, which is a UUID", clean(brief(id))), nil
+		return subagent.Task{}, fmt.Sprintf("%q is no task_id, which is a UUID", runes.Clean(brief(id))), nil
 	}
 	return subagent.Task{}, fmt.Sprintf("there is no task %s", key), nil
 }

@@ -1,6 +1,7 @@
 package agenttool
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -32,10 +33,7 @@ func (s *Toolset) taskStop(_ context.Context, c *call) (Answer, error) {
 		return Answer{}, err
 	}
 	with, lerr := s.stoppedSince(ctx, before.ID, kin)
-	if err == nil {
-		err = lerr
-	}
-	return s.stopAnswer(before, t, with, err), nil
+	return s.stopAnswer(before, t, with, cmp.Or(err, lerr)), nil
 }
 
 // stoppedSince are the descendants of a task that were asked to stop since kin

@@ -1,14 +1,15 @@
 package agenttool
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 // part is a piece of an answer. What may be cut shares the room that the rest
@@ -31,7 +32,7 @@ func fit(parts []part, limit int) string {
 	var lengths []int
 	texts, frame := 0, 0
 	for i, p := range parts {
-		parts[i].text = clean(p.text)
+		parts[i].text = runes.Clean(p.text)
 		n := len(parts[i].text)
 		if p.cuts {
 			lengths = append(lengths, n)
@@ -42,7 +43,7 @@ func fit(parts []part, limit int) string {
 	}
 	size := texts + frame
 	if size <= limit || limit < len(cutNote(size, size)) {
-		return cut(join(parts, func(s string) string { return s }), limit)
+		return runes.Cut(join(parts, func(s string) string { return s }), limit)
 	}
 	if texts > 0 {
 		longest := slices.Max(lengths)
@@ -53,7 +54,7 @@ func fit(parts []part, limit int) string {
 			return joinCut(parts, shareOf(room, lengths), texts)
 		}
 	}
-	kept := cut(join(parts, func(string) string { return "" }), limit-len(cutNote(size, size)))
+	kept := runes.Cut(join(parts, func(string) string { return "" }), limit-len(cutNote(size, size)))
 	return kept + cutNote(size-len(kept), size)
 }
 
@@ -74,7 +75,7 @@ func joinCut(parts []part, share, texts int) string {
 	last, left := 0, 0
 	for i, p := range parts {
 		if p.cuts && len(p.text) > share {
-			parts[i].text = cut(p.text, share)
+			parts[i].text = runes.Cut(p.text, share)
 			last, left = i, left+len(p.text)-len(parts[i].text)
 		}
 	}
@@ -111,19 +112,8 @@ func cutTo(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	kept := cut(s, n-len(cutNote(len(s), len(s))))
+	kept := runes.Cut(s, n-len(cutNote(len(s), len(s))))
 	return kept + cutNote(len(s)-len(kept), len(s))
-}
-
-// cut is the start of s, at most n bytes, ending between two runes.
-func cut(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:max(n, 0)]
 }
 
 // maxEcho bounds, in bytes, what an answer repeats of a model's own words.
@@ -133,27 +123,22 @@ func brief(s string) string {
 	if len(s) <= maxEcho {
 		return s
 	}
-	return cut(s, maxEcho) + "…"
+	return runes.Cut(s, maxEcho) + "…"
 }
 
 // reason is an error in words for a model.
-func reason(err error) string { return clean(strings.TrimPrefix(err.Error(), "subagent: ")) }
-
-// clean is s without what no store and no wire takes.
-func clean(s string) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "\ufffd"), "\x00", "\ufffd")
-}
+func reason(err error) string { return runes.Clean(strings.TrimPrefix(err.Error(), "subagent: ")) }
 
 // maxLine bounds, in bytes, a text within a line.
 const maxLine = 200
 
 // line is s in one line.
 func line(s string) string {
-	s = clean(strings.Join(strings.Fields(s), " "))
+	s = runes.Clean(strings.Join(strings.Fields(s), " "))
 	if len(s) <= maxLine {
 		return s
 	}
-	return cut(s, maxLine) + "…"
+	return runes.Cut(s, maxLine) + "…"
 }
 
 // headline is a task's id and status, and what else is worth a word.
@@ -181,9 +166,9 @@ func ending(t *subagent.Task) []part {
 		return []part{text}
 	}
 	var parts []part
-	switch why := firstOf(t.Error, t.CancelMessage); {
+	switch why := cmp.Or(t.Error, t.CancelMessage); {
 	case t.Status == subagent.StatusErrored:
-		parts = []part{fixed("[task error] "), cuttable(firstOf(why, string(t.Reason)))}
+		parts = []part{fixed("[task error] "), cuttable(cmp.Or(why, string(t.Reason)))}
 	case why != "":
 		parts = []part{fixed("[cancelled] "), cuttable(why)}
 	default:
@@ -193,13 +178,6 @@ func ending(t *subagent.Task) []part {
 		parts = append(parts, fixed("\n\n"), text)
 	}
 	return parts
-}
-
-func firstOf(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // state is what a live task is doing, in one line.

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/runes"
 )
 
 func TestCutTo(t *testing.T) {
@@ -58,7 +59,7 @@ func TestFitMakesTextValid(t *testing.T) {
 	for limit := range 200 {
 		got := fit([]part{fixed("a\xff\x00"), cuttable(strings.Repeat("\xffb\x00", 30)), fixed("\xfe")}, limit)
 		require.LessOrEqual(t, len(got), limit)
-		require.Equal(t, clean(got), got)
+		require.Equal(t, runes.Clean(got), got)
 	}
 	require.Equal(t, "a\ufffd\ufffd", fit([]part{cuttable("a\xff"), fixed("\x00")}, 100))
 }
@@ -97,8 +98,8 @@ func FuzzFit(f *testing.F) {
 		}
 		got := fit([]part{fixed(head), cuttable(a), cuttable(b), fixed(tail)}, limit)
 		require.LessOrEqual(t, len(got), limit)
-		require.Equal(t, clean(got), got)
-		head, a, b, tail = clean(head), clean(a), clean(b), clean(tail)
+		require.Equal(t, runes.Clean(got), got)
+		head, a, b, tail = runes.Clean(head), runes.Clean(a), runes.Clean(b), runes.Clean(tail)
 		texts := len(a) + len(b)
 		if whole := head + a + b + tail; len(whole) <= limit {
 			require.Equal(t, whole, got)
