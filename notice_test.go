@@ -200,6 +200,7 @@ func TestNotices_SerialInASessionParallelAcross(t *testing.T) {
 				synctest.Wait()
 			}
 			time.Sleep(time.Hour)
+			synctest.Wait() // unlike a sleep, it orders what others did before what follows
 			require.Equal(t, 4, together)
 			require.Equal(t, perSession(r, ended), perSession(r, r.delivered()))
 		})
