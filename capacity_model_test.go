@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // TestG4_CapacityModel runs random operations on a Capacity and on a model of
@@ -20,7 +22,7 @@ func TestG4_CapacityModel(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	const perRun = 1000
 	for range (ops + perRun - 1) / perRun {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			runModel(t, 1+rnd.IntN(5), rnd.IntN(8)-1, perRun, rnd.IntN)
 		})
 	}
@@ -44,7 +46,7 @@ func FuzzCapacity(f *testing.F) {
 			input = input[1:]
 			return b % n
 		}
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			runModel(t, limit, maxQueued, min(len(input)/2, 1000), next)
 		})
 	})

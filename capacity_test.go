@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // waiter is one call of Acquire on a goroutine of its own. Its fields are
@@ -105,7 +106,7 @@ func TestAcquireWithDoneCtxTakesNothing(t *testing.T) {
 }
 
 func TestQueueFull(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := subagent.NewCapacity(1, 2)
 		release := hold(t, c)
 		line := waitAll(t, c, 3)
@@ -155,7 +156,7 @@ func TestReleaseCountsOnce(t *testing.T) {
 }
 
 func TestG4_StrictOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := subagent.NewCapacity(1, -1)
 		release := hold(t, c)
 		line := waitAll(t, c, 100)
@@ -171,7 +172,7 @@ func TestG4_StrictOrder(t *testing.T) {
 }
 
 func TestG4_OrderSurvivesThoseWhoLeave(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := subagent.NewCapacity(1, -1)
 		release := hold(t, c)
 		line := waitAll(t, c, 60)
@@ -196,7 +197,7 @@ func TestG4_OrderSurvivesThoseWhoLeave(t *testing.T) {
 // The waiter has the slot when release returns, before it even runs: neither
 // a newcomer that tries nor one that queues gets in between.
 func TestG4_NewcomerNeverOvertakes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := subagent.NewCapacity(1, -1)
 		for range 200 {
 			release := hold(t, c)
@@ -243,7 +244,7 @@ func TestG5_PeakNeverAboveLimit(t *testing.T) {
 }
 
 func TestG5_ResizeDownInterruptsNobody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := subagent.NewCapacity(4, -1)
 		running, line := waitAll(t, c, 4), waitAll(t, c, 2)
 		c.Resize(1)
@@ -266,7 +267,7 @@ func TestG5_ResizeDownInterruptsNobody(t *testing.T) {
 }
 
 func TestG4_ResizeUpStartsWaitersInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := subagent.NewCapacity(1, -1)
 		release := hold(t, c)
 		line := waitAll(t, c, 5)
@@ -288,7 +289,7 @@ func TestG4_ResizeUpStartsWaitersInOrder(t *testing.T) {
 
 // When Acquire returns because its ctx ended, its place is free already.
 func TestG8_CancelWhileQueued(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := subagent.NewCapacity(1, 200)
 		release := hold(t, c)
 		line := waitAll(t, c, 200)

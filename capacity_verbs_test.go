@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // A slot that is handed over is never free in between. Only a look under the
@@ -62,7 +64,7 @@ func handOffs(t *testing.T, c *Capacity, i int) {
 // The waiter's ctx ends between the pop and the call of granted. Acquire does
 // not wait for that call, which comes when the holder could be in other hands.
 func TestG8_LateGrantReachesNobodyElse(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := NewCapacity(1, -1)
 		require.NoError(t, c.take())
 		ctx, cancel := context.WithCancel(t.Context())

@@ -22,6 +22,8 @@ func TestG3_StopAgainstFinish(t *testing.T) {
 		rounds = 2_000
 	}
 	rng := seeded(t)
+	// No timer fires here, so that the detector stands several processors
+	// (see internal/bubble), and the race is one.
 	synctest.Test(t, func(t *testing.T) {
 		d := newDuels(t)
 		stopped, both := 0, 0

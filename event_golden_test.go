@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -47,7 +47,7 @@ func TestEvents_OfEachVerdict(t *testing.T) {
 	for _, rows := range [][]verdictCase{verdictCompleted(), verdictCancelled(), verdictTimes(), verdictErrored(), verdictShutdown()} {
 		for _, row := range rows {
 			fmt.Fprintf(&page, "%s\n", row.name)
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				inner := subagent.NewMemoryStore()
 				store := subagenttest.NewFaultyStore(inner)
 				cfg := row.cfg

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -87,7 +88,7 @@ func TestEvents_TellEachLife(t *testing.T) {
 	const bubbles, lives = 20, 50
 	for range bubbles {
 		rnd := rand.New(rand.NewPCG(seed.Uint64(), 0))
-		synctest.Test(t, func(t *testing.T) { eventLives(t, rnd, lives) })
+		bubble.Test(t, func(t *testing.T) { eventLives(t, rnd, lives) })
 	}
 }
 
@@ -181,7 +182,7 @@ func eventLife(seed uint64) subagent.Func {
 
 // What a worker says after its end is told to nobody.
 func TestEvents_NothingAfterTheEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx, gate := context.Background(), subagenttest.NewGate()
 		r, err := subagent.New(ctx, subagent.Config{Func: gate.DeafFunc(), CancelGrace: time.Second})
 		require.NoError(t, err)
@@ -219,7 +220,7 @@ func TestEvents_NothingAfterTheEnd(t *testing.T) {
 // there on, and others are not touched by it.
 func TestEvents_LagIsToldOnce(t *testing.T) {
 	const room = 4096
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx, gate := context.Background(), subagenttest.NewGate()
 		r, err := subagent.New(ctx, subagent.Config{Workers: 1, MaxQueued: -1, Func: gate.Func()})
 		require.NoError(t, err)
@@ -258,7 +259,7 @@ func TestEvents_LagIsToldOnce(t *testing.T) {
 // The ends that a shutdown brings about are told before the subscription is
 // over; one that comes later is over at once.
 func TestEvents_ShutdownTellsTheEndsFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx, gate := context.Background(), subagenttest.NewGate()
 		r, err := subagent.New(ctx, subagent.Config{Workers: 1, Func: gate.DeafFunc()})
 		require.NoError(t, err)

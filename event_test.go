@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // fakeSource is a task that events are published of.
@@ -179,7 +181,7 @@ func TestB222_AnEndIsNotMergedAway(t *testing.T) {
 }
 
 func TestEventTimeIsOfTheNewestAndNeverRunsBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var h hub
 		s := h.subscribe(Filter{})
 		h.publish(EventCreated, numbered(1, StatusPending))
@@ -258,7 +260,7 @@ func (s *cleanedUp) snapshot() *Task {
 }
 
 func TestNextWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var h hub
 		s := h.subscribe(Filter{})
 		start := time.Now()
@@ -282,7 +284,7 @@ func TestNextWaits(t *testing.T) {
 }
 
 func TestCloseEndsASubscription(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var h hub
 		s, other := h.subscribe(Filter{}), h.subscribe(Filter{})
 		require.Equal(t, 2, h.count())
@@ -325,7 +327,7 @@ func TestCloseDropsWhatIsUnread(t *testing.T) {
 }
 
 func TestHubCloseEndsAfterTheLastEvent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var h hub
 		full, empty := h.subscribe(Filter{}), h.subscribe(Filter{SessionID: "other"})
 		h.publish(EventCreated, numbered(1, StatusPending))
@@ -370,7 +372,7 @@ func TestHubCloseStillTellsOfALag(t *testing.T) {
 }
 
 func TestConcurrentNext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const readers, tasks = 8, 2000
 		var h hub
 		s := h.subscribe(Filter{})

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -214,7 +215,7 @@ func (row *wayToEnd) check(w *world) {
 }
 
 func TestG12_ShutdownLeavesNothingOpen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		gate, store := subagenttest.NewGate(), subagent.NewMemoryStore()
 		r, err := subagent.New(ctx, subagent.Config{Store: store, Workers: 2, Func: gate.Func()})
@@ -267,7 +268,7 @@ func TestG12_ShutdownLeavesNothingOpen(t *testing.T) {
 }
 
 func TestG12_ShutdownFromInside(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var r *subagent.Runner
 		var inside error
 		r, err := subagent.New(t.Context(), subagent.Config{Workers: 2})

@@ -9,13 +9,13 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -75,7 +75,7 @@ func TestG9_StoreFaultsAtEveryStep(t *testing.T) {
 
 // A store and a sink that call back into the Runner from every method.
 func TestG10_ForeignCodeMayCallBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		var r *subagent.Runner
 		inCall := false
@@ -121,7 +121,7 @@ type notifierFunc func(context.Context, subagent.Task) error
 func (f notifierFunc) Notify(ctx context.Context, t subagent.Task) error { return f(ctx, t) }
 
 func TestG16_PanicsOfForeignCode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		var n atomic.Int64
 		store := subagenttest.NewFaultyStore(subagent.NewMemoryStore())

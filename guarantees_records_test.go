@@ -13,11 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
 func TestG13_RecoveryOfWhatADeadOwnerLeft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		store := subagent.NewMemoryStore()
 		var rows []subagent.Task
@@ -63,7 +64,7 @@ func TestG13_RecoveryOfWhatADeadOwnerLeft(t *testing.T) {
 // Two Runners share a store with leases: one does not touch what the other
 // runs, stops it through the store, and takes over when the other is dead.
 func TestG13_TasksOfALiveOwner(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		gate, store := subagenttest.NewGate(), subagent.NewMemoryStore()
 		one, err := subagent.New(ctx, subagent.Config{Store: store, Func: gate.Func()})

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -69,7 +70,7 @@ func (s *surface) noticesOf(id uuid.UUID) []subagent.Task {
 // inWorld runs f in a bubble with a Runner of its own and shuts it down.
 func inWorld(t *testing.T, cfg subagent.Config, f func(w *world)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := &world{t: t, ctx: t.Context(), gate: subagenttest.NewGate()}
 		w.surface = &surface{cards: map[uuid.UUID][]subagent.Card{}, notices: map[uuid.UUID][]subagent.Task{}}
 		w.store = subagenttest.NewFaultyStore(subagent.NewMemoryStore())

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -120,7 +121,7 @@ func TestG4_WhoeverWaitedFindsTheSlotFree(t *testing.T) {
 func TestG5_NoMoreFuncsThanSlotsAfterResize(t *testing.T) {
 	for name, short := range map[string]bool{"any store": false, "memory": true} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				capacity := subagent.NewCapacity(3, -1)
 				newLab(t, subagent.Config{Capacity: capacity}, short).run(func(t *testing.T, l *lab) { resize(l, capacity) })
 			})

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -248,7 +249,7 @@ func TestG2_ASpawnThatFailsLeavesItsIDFree(t *testing.T) {
 // return it.
 func TestG2_TwoRunnersOneID(t *testing.T) {
 	for round := range 20 {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			memory := subagent.NewMemoryStore()
 			cfg := subagent.Config{Store: memory, Workers: 2}
 			newLab(t, cfg, false).run(func(t *testing.T, a *lab) {

@@ -5,12 +5,12 @@ import (
 	"log/slog"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -23,7 +23,7 @@ func TestG13_NewNeedsItsLease(t *testing.T) {
 	for _, op := range []subagenttest.Op{subagenttest.OpRenew, subagenttest.OpLive} {
 		for _, fault := range storeFaults {
 			t.Run(fmt.Sprintf("%s %s", op, fault.name), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					inner := subagent.NewMemoryStore()
 					row := orphan(subagent.StatusRunning)
 					require.NoError(t, inner.Create(t.Context(), row))

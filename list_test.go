@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -36,7 +37,7 @@ func inShelves(t *testing.T, workers int, f func(t *testing.T, s *shelf)) {
 	t.Helper()
 	for name, foreign := range map[string]bool{"memory": false, "foreign": true} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				memory := subagent.NewMemoryStore()
 				s := &shelf{t: t, ctx: context.Background(), gate: subagenttest.NewGate(), store: subagenttest.NewFaultyStore(memory)}
 				cfg := subagent.Config{Store: memory, Workers: workers, MaxQueued: -1, Func: s.gate.Func()}
@@ -191,7 +192,7 @@ func (s *shelf) expected(all []uuid.UUID, f subagent.Filter) []uuid.UUID {
 // Ends that the store would not take are found by the status that they have,
 // in their place, and not by the one that is stored; pages are full all the same.
 func TestG9_ListFindsUnsavedEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx, gate := context.Background(), subagenttest.NewGate()
 		faulty := subagenttest.NewFaultyStore(subagent.NewMemoryStore())
 		r, err := subagent.New(ctx, subagent.Config{Store: faulty.Store(), Workers: 6, Func: gate.Func()})

@@ -3,11 +3,12 @@ package subagent
 import (
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // These tests look at what a Runner uses of MemoryStore and nobody else sees.
@@ -97,7 +98,7 @@ func TestMemoryStoreChangeCost(t *testing.T) {
 }
 
 func TestMemoryStoreForgetsLeases(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := NewMemoryStore()
 		for i := range 10_000 {
 			require.NoError(t, m.Renew(t.Context(), fmt.Sprint(i), time.Second))

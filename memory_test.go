@@ -7,13 +7,13 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // The conformance suite in subagenttest covers what every Store promises; here
@@ -333,7 +333,7 @@ func TestMemoryStoreListFindsFewAmongMany(t *testing.T) {
 }
 
 func TestMemoryStoreLeases(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m, ctx := subagent.NewMemoryStore(), t.Context()
 		live := func(owner string) bool {
 			ok, err := m.Live(ctx, owner)

@@ -10,13 +10,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -37,9 +37,9 @@ func TestModel_Runner(t *testing.T) {
 	rnd := seeded(t)
 	total := modelTally{}
 	for i := range (ops + perBubble - 1) / perBubble {
-		bubble := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
+		dice := rand.New(rand.NewPCG(rnd.Uint64(), uint64(i)))
 		ok := t.Run(strconv.Itoa(i), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { runRunnerModel(t, perBubble, bubble.IntN, total) })
+			bubble.Test(t, func(t *testing.T) { runRunnerModel(t, perBubble, dice.IntN, total) })
 		})
 		if !ok {
 			return
@@ -66,7 +66,7 @@ func FuzzRunner(f *testing.F) {
 			input = input[1:]
 			return b % n
 		}
-		synctest.Test(t, func(t *testing.T) { runRunnerModel(t, ops, pick, modelTally{}) })
+		bubble.Test(t, func(t *testing.T) { runRunnerModel(t, ops, pick, modelTally{}) })
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -25,7 +26,7 @@ func TestNotices_OneOfManyWaitersIsTheFirst(t *testing.T) {
 	for name, fault := range faults {
 		for _, when := range []string{"before the end", "after the end"} {
 			t.Run(name+", "+when, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					p := newTape()
 					if when == "after the end" {
 						p.onNotice = func(context.Context, subagent.Task) error { return errBroken }
@@ -87,7 +88,7 @@ func manyWaiters(r *rig, fault subagenttest.Fault, after bool) {
 func TestNotices_WhatAWaiterIsHanded(t *testing.T) {
 	for name, short := range map[string]bool{"any store": false, "memory": true} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				inner := subagent.NewMemoryStore()
 				cfg := subagent.Config{}
 				if short {
@@ -165,7 +166,7 @@ func TestNotices_ARunThatLeft(t *testing.T) {
 // Notices of a session come one at a time, in the order in which its tasks
 // ended; sessions do not wait for each other.
 func TestNotices_SerialInASessionParallelAcross(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		rng := seeded(t)
 		p := newTape()
 		var mu sync.Mutex
@@ -222,7 +223,7 @@ func perSession(r *rig, ids []uuid.UUID) map[string][]uuid.UUID {
 func TestNotices_AreRepeatedUntilTakenOrRead(t *testing.T) {
 	for _, how := range []string{"taken", "read", "forgotten"} {
 		t.Run(how, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				p := newTape()
 				tries := new(attempts)
 				p.onNotice = func(context.Context, subagent.Task) error { return tries.try() }
@@ -256,7 +257,7 @@ func TestNotices_AreRepeatedUntilTakenOrRead(t *testing.T) {
 
 // What waits in another process was told there: the repetitions end.
 func TestNotices_AReadingElsewhereEndsTheRepetitions(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := newTape()
 		tries := new(attempts)
 		p.onNotice = func(context.Context, subagent.Task) error { return tries.try() }
@@ -282,7 +283,7 @@ func TestNotices_AReadingElsewhereEndsTheRepetitions(t *testing.T) {
 func TestNotices_AreResumedByTheNextRunner(t *testing.T) {
 	for _, how := range []string{"shut down", "lease over, New", "lease over, renewal"} {
 		t.Run(how, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				inner := subagent.NewMemoryStore()
 				told := owedBy(t, inner, how == "shut down")
 				shared := newTape()
@@ -357,7 +358,7 @@ func TestNotices_ATakeoverThatFailsIsRepeated(t *testing.T) {
 	for name, fault := range map[string]subagenttest.Fault{"fails": {Err: errBroken}, "commits and fails": {Err: errBroken, Committed: true}, "blocks": {Delay: time.Hour}} {
 		for _, leases := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, leases %v", name, leases), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
 					inner := subagent.NewMemoryStore()
 					ended := time.Now().UTC()
 					owed := subagent.Task{ID: uuid.Must(uuid.NewV7()), Description: "x", ParentSessionID: "s", Status: subagent.StatusCompleted,
@@ -397,7 +398,7 @@ func (s rerun) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Tas
 }
 
 func TestG14_AnEditThatRunsTwiceDeliversOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		r, err := subagent.New(t.Context(), subagent.Config{Store: rerun{subagent.NewMemoryStore()}, Func: gives("done", nil)})
 		require.NoError(t, err)
 		defer r.Shutdown(context.Background())

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -251,7 +252,7 @@ func TestG9_AWaitForAnothersTaskOutlivesTheStore(t *testing.T) {
 // A record whose deletion was done and reported as failed is gone: nothing of
 // it is stored, put or delivered any more, and forgetting it again is no error.
 func TestG9_ADeletionThatWasReportedAsFailed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := newTape()
 		p.onNotice = func(context.Context, subagent.Task) error { return errBroken }
 		newRig(t, subagent.Config{}, p).run(func(t *testing.T, r *rig) {

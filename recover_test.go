@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -55,7 +56,7 @@ func orphans() []subagent.Task {
 func TestG13_OrphansAreEnded(t *testing.T) {
 	for _, kind := range []string{"memory", "leases", "no leases"} {
 		t.Run(kind, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				inner := subagent.NewMemoryStore()
 				store := subagenttest.NewFaultyStore(inner)
 				cfg := subagent.Config{Store: map[string]subagent.Store{"memory": inner, "leases": store.Store(), "no leases": store}[kind]}
@@ -125,7 +126,7 @@ func (r *rig) ended(rows []subagent.Task) (after []subagent.Task) {
 // pair is two Runners on one store with leases.
 func pair(t *testing.T, one, two subagent.Config, f func(t *testing.T, one, two *rig)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		inner := subagent.NewMemoryStore()
 		rigOn(t, one, newTape(), inner, subagenttest.NewFaultyStore(inner)).run(func(t *testing.T, a *rig) {
 			rigOn(t, two, newTape(), inner, subagenttest.NewFaultyStore(inner)).run(func(t *testing.T, b *rig) { f(t, a, b) })
@@ -230,7 +231,7 @@ func TestG13_ARecordThatCannotBeWritten(t *testing.T) {
 		"blocks": {Delay: time.Hour}, "is deaf": {Delay: time.Minute, Deaf: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				inner := subagent.NewMemoryStore()
 				rows := []subagent.Task{orphan(subagent.StatusQueued), orphan(subagent.StatusRunning), orphan(subagent.StatusPending)}
 				require.NoError(t, inner.Create(t.Context(), rows...))
@@ -269,7 +270,7 @@ func TestG13_ARecordThatCannotBeWritten(t *testing.T) {
 
 // What its owner has completed between the reading and the writing stays so.
 func TestG13_CompletedMeanwhile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		inner := subagent.NewMemoryStore()
 		row := orphan(subagent.StatusRunning)
 		require.NoError(t, inner.Create(t.Context(), row))
@@ -316,7 +317,7 @@ func TestG13_WhenNewFails(t *testing.T) {
 		{subagenttest.OpUpdate, subagenttest.Fault{Delay: time.Minute, Deaf: true}, false},
 	} {
 		t.Run(fmt.Sprintf("%s, %+v", c.op, c.fault), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				inner := subagent.NewMemoryStore()
 				require.NoError(t, inner.Create(t.Context(), orphans()...))
 				store := subagenttest.NewFaultyStore(inner)
@@ -443,7 +444,6 @@ func (r *rig) settled2(id uuid.UUID) subagent.Task {
 
 // Recovery that takes its time never costs the recoverer its own lease.
 func TestG13_RecoveryDoesNotCostTheLease(t *testing.T) {
-	skipWhereTheDetectorCrashes(t)
 	for name, fault := range map[string]struct {
 		op     subagenttest.Op
 		fault  subagenttest.Fault

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -103,7 +104,7 @@ func (p *tape) delivered() []uuid.UUID {
 // gate's; Workers: 1; Cards and Notifier: the tape.
 func inRig(t *testing.T, cfg subagent.Config, f func(t *testing.T, r *rig)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) { newRig(t, cfg, newTape()).run(f) })
+	bubble.Test(t, func(t *testing.T) { newRig(t, cfg, newTape()).run(f) })
 }
 
 // newRig must be called in a bubble.

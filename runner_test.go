@@ -5,12 +5,12 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // $SUBAGENT_TASK_WORKERS is the number of slots where nothing else says it. One
@@ -63,7 +63,7 @@ func TestNew_RefusesABadConfig(t *testing.T) {
 func TestNew_WithoutAStore(t *testing.T) {
 	for name, store := range map[string]subagent.Store{"nil": nil, "a nil MemoryStore": (*subagent.MemoryStore)(nil)} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				r, err := subagent.New(t.Context(), subagent.Config{Store: store, Func: gives("done", nil)})
 				require.NoError(t, err)
 				end, err := r.Run(t.Context(), rigAsk("x"))
@@ -119,7 +119,7 @@ func badRequests() map[string][]func(*subagent.Request) {
 // A request with a field that is over its limit, or is none, is refused with the
 // field's name by Spawn and by Run, and nobody sees anything of it.
 func TestG1_ABadRequestLeavesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := newTape()
 		l := newLab(t, subagent.Config{Cards: p, Notifier: p}, false)
 		l.run(func(t *testing.T, l *lab) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -185,7 +186,7 @@ type insideCall struct {
 }
 
 func fromInside(t *testing.T, place string, others bool) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := &insideCall{place: place, done: make(chan struct{})}
 		var r *rig
 		call := func(ctx context.Context, here string) {
@@ -328,7 +329,6 @@ func spawnStorm(r *rig, delay time.Duration) {
 // A store that is broken, or deaf, adds one StoreTimeout, and the ends that it
 // did not take are named; memory goes on serving them.
 func TestG12_ShutdownWithABadStore(t *testing.T) {
-	skipWhereTheDetectorCrashes(t)
 	for name, fault := range map[string]subagenttest.Fault{
 		"broken": {Err: errBroken}, "blocked": {Delay: time.Hour}, "deaf": {Delay: time.Minute, Deaf: true},
 	} {
@@ -382,7 +382,7 @@ func (r *rig) recoverTheRest(want int) {
 // Ends and notices that are owed are tried once more, and a store that is well
 // again takes them.
 func TestG12_LastWritesAreTriedOnceMore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := newTape()
 		notices, cards := new(attempts), new(attempts)
 		p.onNotice = func(context.Context, subagent.Task) error { return notices.try() }

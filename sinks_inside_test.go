@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // insider calls the Runner once from inside a sink, a logger or the reader of
@@ -27,7 +28,7 @@ type insider struct {
 // that of the task that the sink is told of; none in a logger.
 func inInsider(t *testing.T, sink string, workers int, act func(ctx context.Context, r *rig, id uuid.UUID) error, f func(t *testing.T, in *insider)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		in := &insider{done: make(chan error, 1)}
 		call := func(ctx context.Context, id uuid.UUID) {
 			if in.armed.CompareAndSwap(true, false) {

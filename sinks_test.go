@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -63,7 +64,7 @@ func TestG9_SinksThatMisbehave(t *testing.T) {
 		for _, fault := range sinkFaults {
 			for _, spell := range sinkSpells {
 				t.Run(fmt.Sprintf("%s: %s %s", sink, fault.name, spell.name), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
+					bubble.Test(t, func(t *testing.T) {
 						start := time.Now()
 						var n atomic.Int64
 						trouble := func(ctx context.Context) error {
@@ -213,7 +214,7 @@ func (r *rig) callBack(ids []uuid.UUID) {
 func TestG10_SinksMayCallBack(t *testing.T) {
 	for _, sink := range []string{"cards", "notifier", "logger"} {
 		t.Run(sink, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				var r *rig
 				var calls, inside atomic.Int64
 				back := func(ids ...uuid.UUID) {
@@ -249,7 +250,7 @@ func TestG10_SinksMayCallBack(t *testing.T) {
 func TestG10_ACardMayStopItsTask(t *testing.T) {
 	for _, at := range []subagent.Status{subagent.StatusPending, subagent.StatusQueued, subagent.StatusRunning} {
 		t.Run(string(at), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				p := newTape()
 				var r *rig
 				p.onCard = func(ctx context.Context, c subagent.Card) error {
@@ -301,7 +302,7 @@ func TestG16_TheLogGoesOn(t *testing.T) {
 }
 
 func TestCards_AreGivenBeforeSpawnReturns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := newTape()
 		p.onCard = func(context.Context, subagent.Card) error { time.Sleep(3 * time.Second); return nil }
 		newRig(t, subagent.Config{}, p).run(func(t *testing.T, r *rig) {
@@ -320,7 +321,7 @@ func TestCards_AreGivenBeforeSpawnReturns(t *testing.T) {
 
 // A sink that does not answer holds Spawn for one StoreTimeout.
 func TestCards_ADeafSinkHoldsSpawnForOneStoreTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := newTape()
 		p.onCard = func(context.Context, subagent.Card) error { time.Sleep(5 * time.Minute); return nil }
 		newRig(t, subagent.Config{}, p).run(func(t *testing.T, r *rig) {
@@ -340,7 +341,7 @@ func TestCards_ADeafSinkHoldsSpawnForOneStoreTimeout(t *testing.T) {
 
 // After failures the sink gets the newest state only, with growing pauses.
 func TestCards_OnlyTheNewestStateIsRepeated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := newTape()
 		tries := new(attempts)
 		p.onCard = func(context.Context, subagent.Card) error { return tries.try() }
@@ -367,7 +368,7 @@ func TestCards_OnlyTheNewestStateIsRepeated(t *testing.T) {
 // A task that makes a transition while its card waits to be repeated has the
 // new one put at once, and the old one never.
 func TestCards_ATransitionComesBeforeTheRepetition(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := newTape()
 		p.onCard = func(_ context.Context, c subagent.Card) error {
 			if c.Attach.Status == "running" {
@@ -401,7 +402,7 @@ func cardStatuses(cards []subagent.Card) string {
 // For one task there is one call at a time, in order, however slow the sink is;
 // other tasks' cards do not wait for it.
 func TestCards_OneAtATimeForEachTask(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		rng := seeded(t)
 		p := newTape()
 		var mu sync.Mutex

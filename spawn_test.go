@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -58,7 +59,7 @@ func (s *labSink) told(id uuid.UUID) (cards []subagent.Card, notices []subagent.
 // nothing is left of its tasks when it is shut down. Func: the gate's; Workers: 1.
 func inLab(t *testing.T, cfg subagent.Config, f func(t *testing.T, l *lab)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) { newLab(t, cfg, false).run(f) })
+	bubble.Test(t, func(t *testing.T) { newLab(t, cfg, false).run(f) })
 }
 
 // inLabs runs f twice: with a store that is called like any other, and with a
@@ -67,7 +68,7 @@ func inLabs(t *testing.T, cfg subagent.Config, f func(t *testing.T, l *lab)) {
 	t.Helper()
 	for name, short := range map[string]bool{"any store": false, "memory": true} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { newLab(t, cfg, short).run(f) })
+			bubble.Test(t, func(t *testing.T) { newLab(t, cfg, short).run(f) })
 		})
 	}
 }
@@ -338,7 +339,7 @@ func (s *lateStore) Create(ctx context.Context, tasks ...subagent.Task) error {
 }
 
 func TestG1_ARecordThatIsStoredTooLateIsEnded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		late := &lateStore{subagent.NewMemoryStore(), make(chan struct{})}
 		l := newLab(t, subagent.Config{Store: late, StoreTimeout: time.Second}, false)
 		l.run(func(t *testing.T, l *lab) {

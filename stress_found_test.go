@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -19,7 +20,7 @@ import (
 func TestG2_AFailedCreateLeavesAnothersTaskAlone(t *testing.T) {
 	for name, gets := range map[string]int{"read at once": 0, "read later": 1} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				ctx, gate := context.Background(), subagenttest.NewGate()
 				store := subagent.NewMemoryStore()
 				faulty := subagenttest.NewFaultyStore(store)
@@ -62,7 +63,7 @@ func TestG2_AFailedCreateLeavesAnothersTaskAlone(t *testing.T) {
 // A task that was forgotten is gone for everybody, also while somebody waits
 // for it together with others.
 func TestForget_WhileItIsAwaitedWithOthers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx, gate := context.Background(), subagenttest.NewGate()
 		r, err := subagent.New(ctx, subagent.Config{Func: gate.Func()})
 		require.NoError(t, err)

@@ -10,13 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // Each of many tasks waits for the one before it. What a new wait looks at
 // grows with the chain, not with its square: that took minutes.
 func TestG15_ALongChainOfWaits(t *testing.T) {
 	const n = 1000
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var last uuid.UUID
 		r, err := subagent.New(t.Context(), subagent.Config{Workers: 2, MaxQueued: -1})
 		require.NoError(t, err)

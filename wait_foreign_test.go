@@ -9,11 +9,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // besides runs f with two Runners on one store.
 func besides(t *testing.T, f func(t *testing.T, mine, other *subagent.Runner)) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := subagent.NewMemoryStore()
 		var both [2]*subagent.Runner
 		for i := range both {

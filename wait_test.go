@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // nested is a Func that runs itself in a foreground child until depth is 0.
@@ -381,7 +382,7 @@ func TestG15_AnyNamesAnAncestor(t *testing.T) {
 
 // Waits go from Runner to Runner: a shared slot is lent, and a cycle is found.
 func TestG15_TwoRunnersShareOneSlot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		cfg := subagent.Config{Capacity: subagent.NewCapacity(1, -1)}
 		newLab(t, cfg, true).run(func(t *testing.T, one *lab) {
 			newLab(t, cfg, false).run(func(t *testing.T, two *lab) {

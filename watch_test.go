@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -86,7 +87,7 @@ func (b *board) tell(row subagent.Task) {
 func inWatched(t *testing.T, cfg subagent.Config, watch func(context.Context, int64, string, func(subagent.Task)) error,
 	f func(t *testing.T, one, two *rig, w *watched)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		b := &board{inner: subagent.NewMemoryStore(), fns: map[string]func(subagent.Task){}}
 		w := newWatched(b)
 		w.watch = watch
@@ -241,7 +242,7 @@ func TestWatch_TheFirstPauseAfterALongWatchIsShort(t *testing.T) {
 
 // A Watch that does not heed its ctx holds Shutdown up for one StoreTimeout.
 func TestWatch_ThatIsDeaf(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		watch := func(context.Context, int64, string, func(subagent.Task)) error {
 			<-release

@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-subagent/subagent"
 	"github.com/go-subagent/subagent/agenttool"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -59,7 +60,7 @@ func inHost(t *testing.T, f func(t *testing.T, h *host)) {
 
 func inHostOf(t *testing.T, cfg subagent.Config, o agenttool.Options, f func(t *testing.T, h *host)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := newHost(t, cfg, o)
 		defer func() { // also after a failure, so that the bubble can end
 			h.store.On(subagenttest.OpGet, nil)

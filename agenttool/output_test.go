@@ -262,7 +262,6 @@ func TestTaskOutputRacesCompletion(t *testing.T) {
 // and time-out are in the same instant, a time-out that was answered is
 // followed by the end, with the usage, once.
 func TestTaskOutputAnswersInTheInstantOfTheEnd(t *testing.T) {
-	skipWhereTheDetectorCrashes(t)
 	inFuncHost(t, func(context.Context, *subagent.Run) (subagent.Result, error) {
 		time.Sleep(5 * time.Millisecond)
 		return subagent.Result{Text: "done"}, nil

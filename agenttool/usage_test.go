@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-subagent/subagent"
 	"github.com/go-subagent/subagent/agenttool"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // spent is a usage that differs from others of another n.
@@ -181,7 +182,7 @@ func (n noticed) Notify(_ context.Context, t subagent.Task) error {
 // round.
 func TestTheNoticeIsADeliveryToo(t *testing.T) {
 	inbox := noticed{}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		inbox.tasks = make(chan subagent.Task, 10)
 		h := newHost(t, subagent.Config{Notifier: inbox}, agenttool.Options{})
 		defer func() { require.NoError(t, h.Shutdown(context.Background())) }()

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -175,7 +175,7 @@ func TestFaultyStoreHoldsUp(t *testing.T) {
 		for _, deaf := range []bool{false, true} {
 			for _, committed := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, deaf %v, committed %v", name, deaf, committed), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
+					bubble.Test(t, func(t *testing.T) {
 						fault, letGoLater := held()
 						fault.Deaf, fault.Committed = deaf, committed
 						letGoLater()

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -20,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // gated runs test in a bubble, with a Runner whose tasks stop at a gate.
 func gated(t *testing.T, workers int, test func(t *testing.T, gate *subagenttest.Gate, r *subagent.Runner)) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		gate := subagenttest.NewGate()
 		r, err := subagent.New(t.Context(), subagent.Config{Func: gate.Func(), Workers: workers})
 		require.NoError(t, err)
@@ -151,7 +152,7 @@ func (f *fatalist) Helper() {}
 func (f *fatalist) Fatalf(format string, args ...any) { f.said = fmt.Sprintf(format, args...) }
 
 func TestGateGivesUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		f, id := &fatalist{TB: t}, uuid.New()
 		subagenttest.NewGate().WaitEntered(f, id)
 		require.Contains(t, f.said, id.String())

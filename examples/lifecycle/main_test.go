@@ -5,10 +5,11 @@ import (
 	"flag"
 	"os"
 	"testing"
-	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/tour.txt")
@@ -17,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestTour(t *testing.T) {
 	var out bytes.Buffer
-	synctest.Test(t, func(t *testing.T) { require.NoError(t, tour(&out)) })
+	bubble.Test(t, func(t *testing.T) { require.NoError(t, tour(&out)) })
 	if *update {
 		require.NoError(t, os.WriteFile("testdata/tour.txt", out.Bytes(), 0o644))
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-subagent/subagent"
 	"github.com/go-subagent/subagent/agenttool"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 func quick(context.Context, *subagent.Run) (subagent.Result, error) {
@@ -96,7 +97,7 @@ func (c *checker) each(tool string, data []byte) (err error) {
 
 func TestDataOfEveryAnswer(t *testing.T) {
 	task, tasks, stop := schemaFile(t, "task.json"), schemaFile(t, "tasks.json"), schemaFile(t, "stop.json")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		tools := newTools(t, subagent.Config{Func: ends, Workers: 8, Timeout: 10 * time.Minute}, agenttool.Options{})
 		c := &checker{t, tools, task, tasks, stop, map[string]int{}, map[subagent.Status]int{}}
 		c.call("list_tasks", `{}`)
