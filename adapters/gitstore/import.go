@@ -1,0 +1,209 @@
+package gitstore
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// tip is what the branch says.
+type tip struct {
+	looked bool // else it is known to be as the last burst left it
+	exists bool
+	tasks  []byte // tasks.json
+}
+
+func (t *tip) says(st *state) bool { return t.exists && bytes.Equal(t.tasks, st.bytes()) }
+
+// branch makes the repository ready for a burst and looks at the branch, unless
+// the last burst has left it well known.
+func (s *Store) branch(se *session) (tip, error) {
+	if se.history.known && hasRepository(s.path(se)) {
+		return tip{exists: true}, nil
+	}
+	folder := s.path(se)
+	if !hasRepository(folder) {
+		if err := s.git.initRepository(folder, s.ref); err != nil {
+			return tip{}, err
+		}
+	}
+	if err := excludeOurs(folder); err != nil {
+		return tip{}, err
+	}
+	t, err := s.tipOf(folder)
+	if err != nil {
+		return tip{}, err
+	}
+	if t.exists && t.tasks == nil {
+		return tip{}, fmt.Errorf("%s of %s has no %s: it is the host's, so give Options.Branch another name", s.ref, folder, tasksFile)
+	}
+	head, err := s.git.run(context.Background(), folder, nil, "symbolic-ref", "--quiet", "HEAD")
+	if exit := (*exec.ExitError)(nil); err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 1) { // 1: HEAD is detached
+		return tip{}, err
+	}
+	if strings.TrimSpace(string(head)) == s.ref {
+		return tip{}, fmt.Errorf("%s of %s is checked out: it would move under the host, so give Options.Branch another name", s.ref, folder)
+	}
+	return t, nil
+}
+
+// tipOf asks git for the branch.
+func (s *Store) tipOf(folder string) (t tip, err error) {
+	out, err := s.git.run(context.Background(), folder, strings.NewReader(s.ref+"^{commit}\n"+s.ref+":"+tasksFile+"\n"), "cat-file", "--batch")
+	if err != nil {
+		return t, err
+	}
+	in := bufio.NewReader(bytes.NewReader(out))
+	_, t.exists, err = readObject(in)
+	if err == nil {
+		t.tasks, _, err = readObject(in)
+	}
+	t.looked = true
+	return t, err
+}
+
+// readObject reads one answer of git cat-file --batch.
+func readObject(in *bufio.Reader) (data []byte, ok bool, err error) {
+	line, err := in.ReadString('\n')
+	if err != nil {
+		return nil, false, fmt.Errorf("git cat-file: %w", err)
+	}
+	if strings.HasSuffix(line, " missing\n") {
+		return nil, false, nil
+	}
+	fields := strings.Fields(line) // name, type, size
+	size, err := strconv.Atoi(fields[len(fields)-1])
+	if err != nil || len(fields) != 3 {
+		return nil, false, fmt.Errorf("git cat-file says %q", line)
+	}
+	data = make([]byte, size+1) // and a newline
+	if _, err := io.ReadFull(in, data); err != nil {
+		return nil, false, fmt.Errorf("git cat-file: %w", err)
+	}
+	return data[:size], true, nil
+}
+
+// blob returns a file of the branch, nil if it is not there or there is no
+// repository.
+func (s *Store) blob(ctx context.Context, se *session, name string) ([]byte, error) {
+	folder := s.path(se)
+	if !hasRepository(folder) {
+		return nil, nil
+	}
+	out, err := s.git.run(ctx, folder, strings.NewReader(s.ref+":"+name+"\n"), "cat-file", "--batch")
+	if err != nil {
+		return nil, err
+	}
+	data, _, err := readObject(bufio.NewReader(bytes.NewReader(out)))
+	return data, err
+}
+
+// importer is one git fast-import.
+type importer struct {
+	store     *Store
+	se        *session
+	began     time.Time
+	cmd       *exec.Cmd
+	cancel    context.CancelFunc
+	in        io.WriteCloser
+	to        *bufio.Writer
+	complaint bytes.Buffer
+	from      bool // the branch is there, and the next commit has to say that it follows it
+}
+
+// startImport starts one. It is ended by finish, or killed when its time is up.
+func (s *Store) startImport(se *session, exists bool) (*importer, error) {
+	folder, err := filepath.Abs(s.path(se))
+	if err != nil {
+		return nil, err
+	}
+	imp := &importer{store: s, se: se, began: time.Now(), from: exists}
+	// done: a stream that breaks off, because this process was killed, is no
+	// burst, and moves nothing after the next process has begun.
+	imp.cmd, imp.cancel = s.git.command(context.Background(), burstTime+s.git.timeout, folder, "fast-import", "--quiet", "--done", "--date-format=raw")
+	imp.cmd.Stderr = &imp.complaint
+	if imp.in, err = imp.cmd.StdinPipe(); err == nil {
+		err = imp.cmd.Start()
+	}
+	if err != nil {
+		imp.cancel()
+		return nil, fmt.Errorf("git fast-import: %w", err)
+	}
+	imp.to = bufio.NewWriterSize(imp.in, 64<<10)
+	return imp, nil
+}
+
+// feed writes one commit.
+func (s *Store) feed(imp *importer, e entry) error {
+	w := imp.to
+	subject := e.subject
+	if e.reconcile {
+		subject = reconcileSubject
+	}
+	fmt.Fprintf(w, "commit %s\ncommitter gitstore <gitstore@localhost> %d +0000\n", s.ref, e.at.Unix())
+	writeData(w, []byte(subject))
+	if imp.from {
+		fmt.Fprintf(w, "from %s^0\n", s.ref)
+		imp.from = false
+	}
+	if e.reconcile {
+		fmt.Fprint(w, "deleteall\n")
+	}
+	fmt.Fprintf(w, "M 100644 inline %s\n", tasksFile)
+	writeData(w, e.state.parts()...)
+	for _, name := range e.gone {
+		fmt.Fprintf(w, "D %s\n", name)
+	}
+	for _, t := range e.texts {
+		fmt.Fprintf(w, "M 100644 inline %s\n", t.name)
+		writeData(w, []byte(t.text))
+	}
+	if e.reconcile {
+		for _, ref := range e.state.texts() {
+			if text, err := readTextFile(s.path(imp.se), ref); err == nil { // else it was deleted, and the next entry says so
+				fmt.Fprintf(w, "M 100644 inline %s\n", ref.Name)
+				writeData(w, text)
+			}
+		}
+	}
+	_, err := fmt.Fprint(w, "\n") // the error of any write before comes back here
+	return err
+}
+
+func writeData(w *bufio.Writer, parts ...[]byte) {
+	size := 0
+	for _, p := range parts {
+		size += len(p)
+	}
+	fmt.Fprintf(w, "data %d\n", size)
+	for _, p := range parts {
+		_, _ = w.Write(p)
+	}
+	fmt.Fprint(w, "\n")
+}
+
+// finish ends the burst and waits for the process. err is of feeding it. When
+// it returns nil the branch has moved.
+func (imp *importer) finish(err error) error {
+	defer imp.cancel()
+	if err == nil {
+		fmt.Fprint(imp.to, "done\n")
+		err = imp.to.Flush()
+	}
+	err = errors.Join(err, imp.in.Close())
+	if waited := imp.cmd.Wait(); waited != nil {
+		return gitError("fast-import", waited, imp.complaint.Bytes())
+	}
+	if err == nil {
+		imp.se.history.known = true
+	}
+	return err
+}

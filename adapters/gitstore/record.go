@@ -1,0 +1,286 @@
+package gitstore
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"reflect"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/go-subagent/subagent"
+)
+
+// record is one task as tasks.json has it. It is immutable: a change makes
+// another. Two records are the same one if their pointers are, which is what
+// makes a compare-and-set of a whole task one comparison.
+type record struct {
+	task    subagent.Task // ResultText is empty if text is set
+	text    *textRef
+	unknown object // keys that a newer version wrote, those within known objects included
+	raw     []byte // the value in tasks.json, indented
+	foreign bool   // of another session: kept in the file, and not served
+}
+
+// textRef says where a long ResultText is. A file that is referred to never
+// changes: another text gets another file.
+type textRef struct {
+	Name     string `json:"name"` // below the session's folder, with slashes
+	Size     int    `json:"size"`
+	Checksum string `json:"checksum"`
+}
+
+// object is a JSON object whose values are not looked into.
+type object = map[string]json.RawMessage
+
+// Keys that the store adds to those of a task.
+const (
+	keyChecksum = "checksum"         // of the task without it: a flipped bit is noticed
+	keyTextFile = "result_text_file" // textRef, in the place of result_text
+	keyText     = "result_text"
+)
+
+// maxInline is the longest ResultText, in bytes, that stays in tasks.json.
+const maxInline = 4 << 10
+
+// newRecord makes the record of t, which is t's state after old (nil if it is
+// new). If text is not empty it is to be stored in the file that the record
+// names before the record is. It takes t over, and brings it into the form in
+// which it is read back.
+func newRecord(t subagent.Task, old *record) (r *record, text string, err error) {
+	r = &record{task: t}
+	if old != nil {
+		r.unknown = old.unknown
+	}
+	if len(t.ResultText) > maxInline {
+		text, r.task.ResultText = t.ResultText, ""
+		r.text = &textRef{Name: textName(&t, old), Size: len(text), Checksum: textSum([]byte(text))}
+		if old != nil && old.text != nil && old.text.Size == r.text.Size && old.text.Checksum == r.text.Checksum {
+			r.text, text = old.text, "" // it is there already
+		}
+	}
+	m, err := objectOf(&r.task)
+	if err != nil {
+		return nil, "", fmt.Errorf("%w: task %s: %w", subagent.ErrInvalidRequest, t.ID, err)
+	}
+	if r.text != nil {
+		m[keyTextFile] = marshal(r.text)
+	}
+	mergeUnknown(m, r.unknown)
+	r.raw = seal(m)
+	return r, text, nil
+}
+
+// textName is a name that old, which is to stay whole until t's record is
+// stored, does not use.
+func textName(t *subagent.Task, old *record) string {
+	name := textFolder + "/" + t.ID.String()
+	if old != nil && old.text != nil {
+		return fmt.Sprintf("%s.%d.txt", name, t.Version)
+	}
+	return name + ".txt"
+}
+
+// readRecord reads what tasks.json has under key. What it does not know it
+// keeps; what cannot be is an error.
+func readRecord(session, key string, raw json.RawMessage) (*record, error) {
+	var m object
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return nil, err
+	}
+	r := &record{raw: bytes.Clone(raw)}
+	sum, summed := m[keyChecksum]
+	delete(m, keyChecksum)
+	if !summed { // written by hand, or by a tool
+		r.raw = seal(maps.Clone(m))
+	} else if want := string(marshal(checksum(marshal(m)))); want != string(sum) {
+		return nil, fmt.Errorf("task %s: its checksum is %s, which should be %s", key, want, sum)
+	}
+	if ref, ok := m[keyTextFile]; ok {
+		r.text = new(textRef)
+		if err := json.Unmarshal(ref, r.text); err != nil {
+			return nil, fmt.Errorf("task %s: %s: %w", key, keyTextFile, err)
+		}
+		delete(m, keyTextFile)
+	}
+	r.unknown = splitUnknown(m, taskShape)
+	// Only exact keys are left: encoding/json would take "Subject", too.
+	if err := json.Unmarshal(marshal(m), &r.task); err != nil {
+		return nil, fmt.Errorf("task %s: %w", key, err)
+	}
+	if r.task.ID.String() != key {
+		return nil, fmt.Errorf("task %s says that its task_id is %s", key, r.task.ID)
+	}
+	if r.task.Status == "" {
+		return nil, fmt.Errorf("task %s has no status", key)
+	}
+	if err := normalise(&r.task); err != nil {
+		return nil, err
+	}
+	r.foreign = r.task.ParentSessionID != session
+	return r, nil
+}
+
+// normalise brings t into the form in which it is read back: its maps its own,
+// its times UTC and without a monotonic clock. Text that JSON cannot carry is
+// refused, for it would come back as another text.
+func normalise(t *subagent.Task) error {
+	t.Metadata = maps.Clone(t.Metadata)
+	if len(t.Metadata) == 0 {
+		t.Metadata = nil
+	}
+	for k, v := range t.Metadata {
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return invalidText(t.ID, "Metadata")
+		}
+	}
+	return normaliseFields(t.ID, reflect.ValueOf(t).Elem())
+}
+
+func normaliseFields(id uuid.UUID, v reflect.Value) error {
+	for i := range v.NumField() {
+		f := v.Field(i)
+		switch p := f.Addr().Interface().(type) {
+		case *time.Time:
+			*p = p.UTC().Round(0)
+			continue
+		case *string:
+			if !utf8.ValidString(*p) {
+				return invalidText(id, v.Type().Field(i).Name)
+			}
+		}
+		if f.Kind() == reflect.String && !utf8.ValidString(f.String()) {
+			return invalidText(id, v.Type().Field(i).Name)
+		}
+		if f.Kind() == reflect.Struct {
+			if err := normaliseFields(id, f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func invalidText(id uuid.UUID, field string) error {
+	return fmt.Errorf("%w: %s of task %s is not valid UTF-8", subagent.ErrInvalidRequest, field, id)
+}
+
+// seal adds the checksum of m to it and returns its text, keys sorted.
+func seal(m object) []byte {
+	m[keyChecksum] = marshal(checksum(marshal(m)))
+	var b bytes.Buffer
+	if err := json.Indent(&b, marshal(m), "  ", "  "); err != nil {
+		panic(err) // it comes from an encoder
+	}
+	return b.Bytes()
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func checksum(data []byte) string {
+	return fmt.Sprintf("crc32c:%08x", crc32.Checksum(data, castagnoli))
+}
+
+// textSum is wider than checksum, for the same sum is taken for the same text.
+func textSum(data []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(data)) }
+
+// marshal is for values that always can be: of our own types, and objects.
+func marshal(v any) []byte {
+	data, err := plainJSON(v)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
+// plainJSON leaves <, > and & as they are: people read it.
+func plainJSON(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+func objectOf(v any) (m object, err error) {
+	data, err := plainJSON(v)
+	if err != nil {
+		return nil, err
+	}
+	return m, json.Unmarshal(data, &m)
+}
+
+// shape has the keys of a struct's JSON; the value is the shape of a struct
+// within it, nil for all else.
+type shape map[string]shape
+
+var taskShape = shapeOf(reflect.TypeFor[subagent.Task]())
+
+func shapeOf(t reflect.Type) shape {
+	s := shape{}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		var inner shape
+		if f.Type.Kind() == reflect.Struct && f.Type != reflect.TypeFor[time.Time]() {
+			inner = shapeOf(f.Type)
+		}
+		s[key] = inner
+	}
+	return s
+}
+
+// splitUnknown takes out of m, and returns, what s does not know.
+func splitUnknown(m object, s shape) object {
+	var unknown object
+	keep := func(k string, v json.RawMessage) {
+		if unknown == nil {
+			unknown = object{}
+		}
+		unknown[k] = v
+	}
+	for k, v := range m {
+		inner, known := s[k]
+		if !known {
+			keep(k, v)
+			delete(m, k)
+			continue
+		}
+		var within object
+		if inner == nil || json.Unmarshal(v, &within) != nil {
+			continue
+		}
+		if u := splitUnknown(within, inner); u != nil {
+			keep(k, marshal(u))
+			m[k] = marshal(within)
+		}
+	}
+	return unknown
+}
+
+// mergeUnknown puts back into m what splitUnknown took out.
+func mergeUnknown(m, unknown object) {
+	for k, v := range unknown {
+		if _, known := taskShape[k]; !known {
+			m[k] = v
+			continue
+		}
+		var into, from object
+		if m[k] != nil && json.Unmarshal(m[k], &into) != nil || json.Unmarshal(v, &from) != nil {
+			continue
+		}
+		if into == nil {
+			into = object{}
+		}
+		maps.Copy(into, from)
+		m[k] = marshal(into)
+	}
+}

@@ -1,0 +1,429 @@
+// Package gitstore keeps the tasks of each session beside its conversation, in
+// a git repository: tasks.json says how things are, and a branch of its own
+// says how they came to be so.
+//
+//	store, err := gitstore.Open("sessions", gitstore.Options{})
+//	runner, err := subagent.New(ctx, subagent.Config{Store: store})
+//	…
+//	runner.Shutdown(ctx)
+//	store.Close()
+//
+// What a call has acknowledged is in a file that was synced, and so were the
+// names of it and of its folder. A commit follows behind the acknowledgement;
+// no failure of git fails or delays a call.
+//
+// Lock order: redoing → turns of sessions, in the order of their names → mu.
+// No file is touched, no git runs and no foreign code runs under mu.
+package gitstore
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/google/uuid"
+
+	"github.com/go-subagent/subagent"
+)
+
+// Options of a Store. The zero value is ready for use.
+type Options struct {
+	// Branch has the history: "" is "tasks". It is the store's alone. Where a
+	// repository has a branch of that name without a tasks.json, or has it
+	// checked out, no history is written and that is reported.
+	Branch string
+	// Git is the git program: "" is the one in $PATH.
+	Git string
+	// GitTimeout is how long one git process may take: 0 is 30 s. It is killed
+	// then, and what it was to do is tried again.
+	GitTimeout time.Duration
+	// Logger hears of failing git, of repairs and of tasks of a state that this
+	// version does not know. nil: nobody does.
+	Logger *slog.Logger
+}
+
+// Store is a subagent.Store in folders and git repositories. It belongs to one
+// process, and to one Runner at a time. Its methods may be called from many
+// goroutines; a call that changes something blocks until the change would
+// survive a power cut. ctx governs the waiting: a call whose ctx ends while its
+// write is under way returns ctx's error, and the write goes on.
+type Store struct {
+	dir   string
+	ref   string // of the branch with the history
+	files files
+	git   git
+	log   *slog.Logger
+	lock  *flock.Flock
+
+	calls      sync.WaitGroup // calls under way: begin and end
+	writers    sync.WaitGroup // one for each session that is being written
+	historians sync.WaitGroup // one for each session whose history lags behind
+	closing    chan struct{}  // closed by Close: nobody lingers or pauses
+	bursts     chan struct{}  // one place for each git process that may write history
+	waiting    atomic.Int32   // historians that wait for such a place
+
+	// redoing is held while the journal is carried out. It is taken by whoever
+	// holds a session's turn, and nothing but mu is taken under it.
+	redoing sync.Mutex
+	// batch is held by the one call that changes several sessions at a time.
+	batch chan struct{}
+
+	// mu guards what follows, and in every session what is marked so. It is a
+	// leaf, held for steps in memory only.
+	mu       sync.Mutex
+	closed   bool
+	sessions map[string]*session
+	ids      map[uuid.UUID]*session // of every task, also of one whose first or last write is under way
+	cached   *list.List             // sessions that are in memory, the last used first
+	bytes    int                    // what they have in memory, about
+	journal  []string               // sessions of a change that is decided and not carried out
+	unsaved  int                    // sessions that have changed since the index was saved
+	saving   bool                   // somebody saves it
+}
+
+var _ subagent.Store = (*Store)(nil)
+
+// ErrLocked is what Open returns if another Store, of this process or of
+// another, has the folder. The error says whose it is.
+var ErrLocked = errors.New("gitstore: folder is in use")
+
+const (
+	defaultBranch     = "tasks"
+	defaultGitTimeout = 30 * time.Second
+	maxBursts         = 4 // git processes at a time: they compete with the host's work
+)
+
+// Open returns the store in dir, which is created if its parent exists. It
+// looks at each session's folder once, reads the tasks.json of those that have
+// changed since the index was written, and begins to bring up to date the
+// histories that lag behind. It fails if the folder is in use (ErrLocked), if
+// git is missing or older than 2.30, or if a tasks.json cannot be read and not
+// be repaired from its history either (ErrDamaged names it): that one is to be
+// mended, or its session's folder moved away, by a person.
+func Open(dir string, o Options) (*Store, error) { return open(dir, o, osFiles{}) }
+
+func open(dir string, o Options, on files) (_ *Store, err error) {
+	s := &Store{
+		dir: dir, files: on, log: o.Logger,
+		git:      git{program: o.Git, timeout: o.GitTimeout},
+		closing:  make(chan struct{}),
+		bursts:   make(chan struct{}, maxBursts),
+		batch:    make(chan struct{}, 1),
+		sessions: make(map[string]*session),
+		ids:      make(map[uuid.UUID]*session),
+		cached:   list.New(),
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	if o.Branch == "" {
+		o.Branch = defaultBranch
+	}
+	if s.git.timeout <= 0 {
+		s.git.timeout = defaultGitTimeout
+	}
+	if err := s.git.check(o.Branch); err != nil {
+		return nil, err
+	}
+	s.ref = "refs/heads/" + o.Branch
+	if err := makeDir(on, filepath.Dir(filepath.Clean(dir)), dir); err != nil {
+		return nil, fmt.Errorf("gitstore: %w", err)
+	}
+	if s.lock, err = lockFolder(dir); err != nil {
+		return nil, err
+	}
+	if err := s.start(); err != nil {
+		return nil, errors.Join(err, s.lock.Unlock())
+	}
+	return s, nil
+}
+
+// lockFolder makes dir this process's own until Unlock, or until the process
+// ends, however it does.
+func lockFolder(dir string) (*flock.Flock, error) {
+	path := filepath.Join(dir, lockFile)
+	lock := flock.New(path, flock.SetFlag(os.O_CREATE|os.O_RDWR), flock.SetPermissions(0o644))
+	locked, err := lock.TryLock()
+	if err != nil {
+		return nil, fmt.Errorf("gitstore: %s cannot be locked: %w", dir, err)
+	}
+	if !locked {
+		holder, err := os.ReadFile(path)
+		if err != nil || len(holder) == 0 {
+			holder = []byte("a process that has not said its name")
+		}
+		return nil, errors.Join(fmt.Errorf("%w: %s is held by %s", ErrLocked, dir, holder), lock.Close())
+	}
+	host, _ := os.Hostname()
+	program, _ := os.Executable()
+	holder := fmt.Sprintf("process %d (%s) on %s since %s", os.Getpid(), filepath.Base(program), host, time.Now().UTC().Format(time.RFC3339))
+	if err := os.WriteFile(path, []byte(holder), 0o644); err != nil {
+		return nil, errors.Join(fmt.Errorf("gitstore: %w", err), lock.Unlock())
+	}
+	return lock, nil
+}
+
+// Close ends the store: calls under way are finished, others are ErrClosed.
+// The histories are brought up to date, and the index is saved. It blocks until
+// no goroutine and no git process of the store is left: for as long as git
+// takes, at most about two GitTimeouts for each session behind. The error says
+// which histories lag; nothing is lost by that, the next Open brings them up to
+// date. A second Close does nothing.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	s.mu.Unlock()
+	close(s.closing)
+	s.calls.Wait() // these start writers, which start historians
+	s.writers.Wait()
+	s.historians.Wait()
+	return errors.Join(s.behind(), s.saveIndex(), s.lock.Unlock())
+}
+
+// begin is the start of a call that touches the disk; end is to follow.
+func (s *Store) begin(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return subagent.ErrClosed
+	}
+	s.calls.Add(1) // Close sets closed before it waits
+	return nil
+}
+
+func (s *Store) end() { s.calls.Done() }
+
+// Create implements subagent.Store. Tasks of several sessions are stored
+// together, too. A session's name is that of its folder: ErrInvalidRequest if
+// it cannot be.
+func (s *Store) Create(ctx context.Context, tasks ...subagent.Task) error {
+	if err := s.begin(ctx); err != nil {
+		return err
+	}
+	defer s.end()
+	bySession := make(map[string]*change)
+	given := make(map[uuid.UUID]bool, len(tasks))
+	for _, t := range tasks {
+		if given[t.ID] {
+			return fmt.Errorf("%w: %s is given twice", subagent.ErrTaskExists, t.ID)
+		}
+		given[t.ID] = true
+		if err := addCreation(bySession, t); err != nil {
+			return err
+		}
+	}
+	return s.commit(ctx, func() ([]*change, error) {
+		var changes []*change
+		for name, c := range bySession {
+			seen, err := s.look(ctx, s.session(name))
+			if err != nil {
+				return nil, err
+			}
+			c.se, c.seen, c.fails = seen.se, seen.seen, seen.fails
+			changes = append(changes, c)
+		}
+		return changes, nil
+	})
+}
+
+func addCreation(to map[string]*change, t subagent.Task) error {
+	if err := errors.Join(checkName(t.ParentSessionID), normalise(&t)); err != nil {
+		return err
+	}
+	t.Version = 1
+	r, text, err := newRecord(t, nil)
+	if err != nil {
+		return err
+	}
+	c := to[t.ParentSessionID]
+	if c == nil {
+		c = new(change)
+		to[t.ParentSessionID] = c
+	}
+	c.add(r, nil, text, transition(&t, "", t.Status))
+	return nil
+}
+
+// Get implements subagent.Store. It reads tasks.json if the session has not
+// been used lately, and the file of a long result.
+func (s *Store) Get(ctx context.Context, id uuid.UUID) (subagent.Task, error) {
+	if err := s.begin(ctx); err != nil {
+		return subagent.Task{}, err
+	}
+	defer s.end()
+	se := s.place(id)
+	if se == nil {
+		return subagent.Task{}, notFound(id)
+	}
+	return s.read(ctx, se, id)
+}
+
+// read returns a task as it is stored.
+func (s *Store) read(ctx context.Context, se *session, id uuid.UUID) (subagent.Task, error) {
+	for {
+		stored, _, err := s.load(ctx, se)
+		if err != nil {
+			return subagent.Task{}, err
+		}
+		r := stored.find(id)
+		if r == nil {
+			return subagent.Task{}, notFound(id)
+		}
+		t, err := s.whole(ctx, se, r)
+		if err == nil || !s.replaced(se, r) {
+			return t, err
+		}
+		// Its text has gone with the record: look at what is there now.
+	}
+}
+
+// Update implements subagent.Store. edit sees the newest state, which may be
+// one that is still being written; what is returned, an error of edit included,
+// never rests on a state that was not stored in the end.
+func (s *Store) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Task) error) (subagent.Task, error) {
+	if err := s.begin(ctx); err != nil {
+		return subagent.Task{}, err
+	}
+	defer s.end()
+	var result subagent.Task
+	err := s.commit(ctx, func() ([]*change, error) {
+		se := s.place(id)
+		if se == nil {
+			return nil, notFound(id)
+		}
+		c, err := s.look(ctx, se)
+		if err != nil {
+			return nil, err
+		}
+		old := c.seen.find(id)
+		if old == nil {
+			return []*change{c}, notFound(id)
+		}
+		before, err := s.whole(ctx, se, old)
+		if err != nil {
+			return []*change{c}, err
+		}
+		result = before
+		return []*change{c}, c.edit(old, &before, &result, edit)
+	})
+	if err != nil {
+		return subagent.Task{}, err
+	}
+	return result, nil
+}
+
+// edit applies a caller's edit to t, which is a copy of before, the task of
+// old.
+func (c *change) edit(old *record, before, t *subagent.Task, edit func(*subagent.Task) error) error {
+	if err := normalise(t); err != nil { // a Metadata of its own
+		return err
+	}
+	edited := *t
+	if err := edit(&edited); err != nil {
+		return err
+	}
+	*t = edited // edit may have kept the pointer
+	if err := normalise(t); err != nil {
+		return err
+	}
+	t.Version = before.Version
+	if same(before, t) {
+		return nil
+	}
+	if err := checkChange(before, t); err != nil {
+		return err
+	}
+	t.Version++
+	r, text, err := newRecord(*t, old)
+	if err != nil {
+		return err
+	}
+	if err := normalise(t); err != nil {
+		return err
+	}
+	c.add(r, old, text, transition(t, before.Status, t.Status))
+	return nil
+}
+
+// Delete implements subagent.Store. Tasks of several sessions are deleted
+// together, too.
+func (s *Store) Delete(ctx context.Context, ids ...uuid.UUID) error {
+	if err := s.begin(ctx); err != nil {
+		return err
+	}
+	defer s.end()
+	ids = slices.Compact(slices.SortedFunc(slices.Values(ids), compareIDs))
+	return s.commit(ctx, func() ([]*change, error) {
+		by := make(map[*session]*change)
+		var changes []*change
+		for _, id := range ids {
+			se := s.place(id)
+			if se == nil {
+				continue
+			}
+			if by[se] == nil {
+				c, err := s.look(ctx, se)
+				if err != nil {
+					return nil, err
+				}
+				by[se] = c
+				changes = append(changes, by[se])
+			}
+			old := by[se].seen.find(id)
+			if old == nil {
+				continue
+			}
+			if !old.task.Status.Terminal() {
+				return changes, fmt.Errorf("%w: %s is %s", subagent.ErrNotTerminal, id, old.task.Status)
+			}
+			by[se].remove(old)
+		}
+		return changes, nil
+	})
+}
+
+// List implements subagent.Store. It reads the sessions that may have tasks
+// for f, as it comes to them: one for a SessionID, those with such tasks for
+// Statuses, Undelivered or ParentTaskID, else all. A task that is created,
+// changed or deleted meanwhile may be seen as it was or as it is.
+func (s *Store) List(ctx context.Context, f subagent.Filter) iter.Seq2[subagent.Task, error] {
+	f.Statuses = slices.Clone(f.Statuses)
+	return func(yield func(subagent.Task, error) bool) {
+		left := f.Limit
+		for _, c := range s.candidates(&f) {
+			t, ok, err := s.listed(ctx, c, &f)
+			switch {
+			case err != nil:
+				yield(subagent.Task{}, err)
+				return
+			case !ok:
+				continue
+			case !yield(t, nil):
+				return
+			}
+			if left--; left == 0 {
+				return
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			yield(subagent.Task{}, err)
+		}
+	}
+}
