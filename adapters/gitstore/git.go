@@ -87,7 +87,7 @@ func (g *git) check(branch string) error {
 		}
 		g.program = path
 	}
-	out, err := g.run(context.Background(), os.TempDir(), nil, "version")
+	out, err := g.run(context.Background(), ".", nil, "version")
 	if err != nil {
 		return fmt.Errorf("gitstore: the git program is needed, 2.30 or newer: %w", err)
 	}
@@ -103,7 +103,7 @@ func (g *git) check(branch string) error {
 	if branch == defaultBranch {
 		return nil
 	}
-	if _, err := g.run(context.Background(), os.TempDir(), nil, "check-ref-format", "refs/heads/"+branch); err != nil {
+	if _, err := g.run(context.Background(), ".", nil, "check-ref-format", "refs/heads/"+branch); err != nil {
 		return fmt.Errorf("gitstore: %q cannot be the name of a branch: %w", branch, err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 )
 
@@ -15,7 +16,7 @@ import (
 // moves the branch once, at its end, so that either all of it is there or none.
 
 // history is a session's. All of it is guarded by Store.mu, except that known
-// belongs to the historian.
+// and sent belong to the historian.
 type history struct {
 	queue  []entry       // what is to be committed, oldest first
 	texts  int           // bytes of long results in queue
@@ -23,7 +24,8 @@ type history struct {
 	more   chan struct{} // has one place: something was added to queue
 	synced bool          // the branch says what tasks.json says, as far as we know
 	err    error         // of the last attempt
-	known  bool          // the repository was made ready, and the branch is ours or not there yet
+	known  bool          // the branch is as the last burst left it
+	sent   int           // how many entries, of those at the head of queue, were given to a burst that failed
 }
 
 // entry is one commit to be.
@@ -160,6 +162,13 @@ func (s *Store) behind() error {
 
 // burst commits what is in se's queue, and what comes to it meanwhile.
 func (s *Store) burst(se *session) error {
+	if _, err := os.Stat(s.path(se)); errors.Is(err, os.ErrNotExist) {
+		s.forget(se) // the host has deleted the conversation
+		return nil
+	}
+	if s.inDoubt(se) {
+		se.history.known = false
+	}
 	tip, err := s.branch(se)
 	if err != nil {
 		return err
@@ -187,10 +196,28 @@ func (s *Store) burst(se *session) error {
 		err = s.feed(imp, e)
 	}
 	if err = imp.finish(err); err != nil {
-		se.history.known = false // what it did is looked at before the next
 		s.push(se, sent)
+		se.history.sent = len(sent)
 	}
+	se.history.known = err == nil // else what it did is looked at
 	return err
+}
+
+// inDoubt reports whether the branch has to be looked at before the oldest
+// entry is committed.
+func (s *Store) inDoubt(se *session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	queue := se.history.queue
+	return len(queue) > 0 && queue[0].reconcile
+}
+
+// forget drops what was to be committed to a folder that is gone.
+func (s *Store) forget(se *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := &se.history
+	h.queue, h.texts, h.known, h.sent = nil, 0, false, 0
 }
 
 // pop takes the oldest entry out of the queue. If there is none and wait is
@@ -244,38 +271,40 @@ func (s *Store) push(se *session, entries []entry) {
 }
 
 // reconcile settles what stands at the head of the queue and may be on the
-// branch already: a reconcile, or all of a burst that was done and failed.
+// branch already: a reconcile, or a burst that was done and is said to have
+// failed.
 func (s *Store) reconcile(se *session, tip tip) error {
+	h := &se.history
+	sent := h.sent
+	h.sent = 0
 	s.mu.Lock()
-	queue := se.history.queue
+	queue := h.queue
 	s.mu.Unlock()
-	if len(queue) == 0 || !tip.looked {
+	if len(queue) == 0 {
 		return nil
 	}
-	first := queue[0]
-	if first.state == nil {
-		stored, _, err := s.load(context.Background(), se)
-		if err != nil {
-			return err
+	if sent > 0 && sent <= len(queue) && tip.isOf(&queue[sent-1]) {
+		for range sent {
+			s.pop(se, false)
 		}
-		s.mu.Lock()
-		if se.history.queue[0].state == nil { // nothing was stored since
-			se.history.queue[0].state = stored
-		}
-		first = se.history.queue[0]
-		s.mu.Unlock()
+		return nil
 	}
-	if first.reconcile && (tip.says(first.state) || !tip.exists && len(first.state.rows) == 0) {
+	if !queue[0].reconcile {
+		return nil
+	}
+	stored, _, err := s.load(context.Background(), se)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	first := &h.queue[0]
+	if first.state == nil { // nothing was stored since it was queued
+		first.state = stored
+	}
+	st := first.state
+	s.mu.Unlock()
+	if st.is(tip.tasks) && tip.exists || !tip.exists && len(st.rows) == 0 {
 		s.pop(se, false)
-		return nil
-	}
-	for i := len(queue) - 1; i >= 0 && tip.exists; i-- {
-		if st := queue[i].state; st != nil && !first.reconcile && tip.says(st) {
-			for range i + 1 {
-				s.pop(se, false)
-			}
-			return nil
-		}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -16,12 +17,24 @@ import (
 
 // tip is what the branch says.
 type tip struct {
-	looked bool // else it is known to be as the last burst left it
 	exists bool
-	tasks  []byte // tasks.json
+	commit []byte // its newest commit, if it was looked at
+	tasks  []byte // tasks.json there
 }
 
-func (t *tip) says(st *state) bool { return t.exists && bytes.Equal(t.tasks, st.bytes()) }
+// isOf reports whether the newest commit is that of e.
+func (t *tip) isOf(e *entry) bool {
+	end := fmt.Sprintf(" %d +0000\n\n%s", e.at.Unix(), e.message())
+	return bytes.HasSuffix(t.commit, []byte(end)) && e.state != nil && e.state.is(t.tasks)
+}
+
+// message is what the commit of e says.
+func (e *entry) message() string {
+	if e.reconcile {
+		return reconcileSubject + "\n"
+	}
+	return e.subject + "\n"
+}
 
 // branch makes the repository ready for a burst and looks at the branch, unless
 // the last burst has left it well known.
@@ -35,7 +48,7 @@ func (s *Store) branch(se *session) (tip, error) {
 			return tip{}, err
 		}
 	}
-	if err := excludeOurs(folder); err != nil {
+	if err := errors.Join(excludeOurs(folder), s.tidy(folder)); err != nil {
 		return tip{}, err
 	}
 	t, err := s.tipOf(folder)
@@ -55,6 +68,32 @@ func (s *Store) branch(se *session) (tip, error) {
 	return t, nil
 }
 
+// tidy takes away what a git that was killed has left in the host's
+// repository: the report of a stream that broke off, and a lock on our branch
+// that is older than any git of ours can be.
+func (s *Store) tidy(folder string) error {
+	dir, err := commonDir(folder)
+	if err != nil {
+		return err
+	}
+	lock := filepath.Join(dir, filepath.FromSlash(s.ref)+".lock")
+	if info, err := os.Lstat(lock); err == nil && time.Since(info.ModTime()) > 2*(burstTime+s.git.timeout) {
+		s.log.Warn("gitstore: a stale lock is removed", "path", lock)
+		_ = os.Remove(lock) // else git will say so
+	}
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), "fast_import_crash_") {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(s.ref+"\n")) {
+			_ = os.Remove(path)
+		}
+	}
+	return err
+}
+
 // tipOf asks git for the branch.
 func (s *Store) tipOf(folder string) (t tip, err error) {
 	out, err := s.git.run(context.Background(), folder, strings.NewReader(s.ref+"^{commit}\n"+s.ref+":"+tasksFile+"\n"), "cat-file", "--batch")
@@ -62,11 +101,9 @@ func (s *Store) tipOf(folder string) (t tip, err error) {
 		return t, err
 	}
 	in := bufio.NewReader(bytes.NewReader(out))
-	_, t.exists, err = readObject(in)
-	if err == nil {
+	if t.commit, t.exists, err = readObject(in); err == nil {
 		t.tasks, _, err = readObject(in)
 	}
-	t.looked = true
 	return t, err
 }
 
@@ -126,9 +163,9 @@ func (s *Store) startImport(se *session, exists bool) (*importer, error) {
 		return nil, err
 	}
 	imp := &importer{store: s, se: se, began: time.Now(), from: exists}
-	// done: a stream that breaks off, because this process was killed, is no
-	// burst, and moves nothing after the next process has begun.
-	imp.cmd, imp.cancel = s.git.command(context.Background(), burstTime+s.git.timeout, folder, "fast-import", "--quiet", "--done", "--date-format=raw")
+	// A git that outlives this process and ends after the next one has begun
+	// moves nothing: fast-import refuses to leave commits behind, on either side.
+	imp.cmd, imp.cancel = s.git.command(context.Background(), burstTime+s.git.timeout, folder, "fast-import", "--quiet", "--date-format=raw")
 	imp.cmd.Stderr = &imp.complaint
 	if imp.in, err = imp.cmd.StdinPipe(); err == nil {
 		err = imp.cmd.Start()
@@ -144,12 +181,8 @@ func (s *Store) startImport(se *session, exists bool) (*importer, error) {
 // feed writes one commit.
 func (s *Store) feed(imp *importer, e entry) error {
 	w := imp.to
-	subject := e.subject
-	if e.reconcile {
-		subject = reconcileSubject
-	}
 	fmt.Fprintf(w, "commit %s\ncommitter gitstore <gitstore@localhost> %d +0000\n", s.ref, e.at.Unix())
-	writeData(w, []byte(subject))
+	writeData(w, []byte(e.message()))
 	if imp.from {
 		fmt.Fprintf(w, "from %s^0\n", s.ref)
 		imp.from = false
@@ -174,8 +207,11 @@ func (s *Store) feed(imp *importer, e entry) error {
 			}
 		}
 	}
-	_, err := fmt.Fprint(w, "\n") // the error of any write before comes back here
-	return err
+	fmt.Fprint(w, "\n")
+	// Whole commits: if this process is killed, git finds the end of the stream
+	// between two of them and keeps those before. An error of any write comes
+	// back here.
+	return w.Flush()
 }
 
 func writeData(w *bufio.Writer, parts ...[]byte) {
@@ -194,16 +230,9 @@ func writeData(w *bufio.Writer, parts ...[]byte) {
 // it returns nil the branch has moved.
 func (imp *importer) finish(err error) error {
 	defer imp.cancel()
-	if err == nil {
-		fmt.Fprint(imp.to, "done\n")
-		err = imp.to.Flush()
-	}
 	err = errors.Join(err, imp.in.Close())
 	if waited := imp.cmd.Wait(); waited != nil {
 		return gitError("fast-import", waited, imp.complaint.Bytes())
-	}
-	if err == nil {
-		imp.se.history.known = true
 	}
 	return err
 }

@@ -166,6 +166,10 @@ func (s *Store) encodeIndex(now time.Time) []byte {
 			b = appendSession(b, se.name, &indexed{at, se.history.synced, se.digest})
 		}
 	}
+	return sealIndex(b)
+}
+
+func sealIndex(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 

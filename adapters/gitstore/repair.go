@@ -21,10 +21,10 @@ func damagedName(path string) string {
 // repair returns what can be had of a damaged tasks.json and makes it the file.
 // data is nil if there is nothing to be read. Without a history it returns
 // cause, and nothing was changed.
-func (s *Store) repair(ctx context.Context, se *session, data []byte, cause error) (*state, error) {
+func (s *Store) repair(ctx context.Context, se *session, data []byte, cause error) (*state, stamp, error) {
 	past, err := s.last(ctx, se)
 	if past == nil {
-		return nil, errors.Join(cause, err)
+		return nil, stamp{}, errors.Join(cause, err)
 	}
 	st := past.newest(salvage(se.name, data))
 	path := s.path(se, tasksFile)
@@ -41,27 +41,30 @@ func (s *Store) repair(ctx context.Context, se *session, data []byte, cause erro
 		err = replace(s.files, s.path(se), path, st.bytes())
 	}
 	if err != nil {
-		return nil, errors.Join(cause, err)
+		return nil, stamp{}, errors.Join(cause, err)
 	}
 	s.log.Error("gitstore: a damaged tasks.json was mended from its history", "session", se.name, "kept", kept,
 		"tasks", len(st.rows), "cause", cause)
 	s.reconcileLater(se)
-	return st, nil
+	at, err := stampOf(path)
+	return st, at, err
 }
 
 // restore returns the tasks of a session that has no tasks.json: none, unless
 // there is a history, which says that the file was lost.
-func (s *Store) restore(ctx context.Context, se *session) (*state, error) {
+func (s *Store) restore(ctx context.Context, se *session) (*state, stamp, error) {
 	past, err := s.last(ctx, se)
 	if past == nil {
-		return empty, err
+		return empty, stamp{}, err
 	}
-	if err := replace(s.files, s.path(se), s.path(se, tasksFile), past.bytes()); err != nil {
-		return nil, err
+	path := s.path(se, tasksFile)
+	if err := replace(s.files, s.path(se), path, past.bytes()); err != nil {
+		return nil, stamp{}, err
 	}
 	s.log.Error("gitstore: a missing tasks.json was restored from its history", "session", se.name, "tasks", len(past.rows))
 	s.reconcileLater(se)
-	return past, nil
+	at, err := stampOf(path)
+	return past, at, err
 }
 
 // last is the state that the branch ends with, nil if there is none.
@@ -79,7 +82,6 @@ func (s *Store) reconcileLater(se *session) {
 	defer s.mu.Unlock()
 	if h := &se.history; len(h.queue) == 0 || h.queue[len(h.queue)-1].state != nil {
 		h.synced = false
-		h.known = h.known && h.active // its historian looks at the branch itself
 		h.queue = append(h.queue, entry{at: time.Now(), reconcile: true})
 		s.wakeLocked(se)
 	}

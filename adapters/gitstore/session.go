@@ -131,25 +131,21 @@ func (s *Store) readSession(ctx context.Context, se *session) (*state, error) {
 	}
 	data, err := os.ReadFile(path)
 	var st *state
+	if err == nil {
+		st, err = parseState(se.name, path, data)
+	}
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		st, err = s.restore(ctx, se)
+		st, at, err = s.restore(ctx, se)
 	case at.dir:
-		st, err = s.repair(ctx, se, nil, fmt.Errorf("%w: %s is a folder", ErrDamaged, path))
-	case err == nil:
-		if st, err = parseState(se.name, path, data); err != nil {
-			st, err = s.repair(ctx, se, data, err)
-		}
+		st, at, err = s.repair(ctx, se, nil, fmt.Errorf("%w: %s is a folder", ErrDamaged, path))
+	case errors.Is(err, ErrDamaged):
+		st, at, err = s.repair(ctx, se, data, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("gitstore: session %q: %w", se.name, err)
 	}
-	if se.stamp, err = stampOf(path); err != nil {
-		return nil, fmt.Errorf("gitstore: %w", err)
-	}
-	if at.there() && se.stamp != at && !at.dir && bytes.Equal(st.bytes(), data) {
-		se.stamp = at // it is changing under our hands: the next write sees that
-	}
+	se.stamp = at // if the file was changed after it was taken the next write sees that
 	s.report(se, st)
 	return st, nil
 }
@@ -250,67 +246,4 @@ func (s *Store) replaced(se *session, r *record) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return se.stored == nil || se.stored.find(r.task.ID) != r
-}
-
-// candidate is a task that a Filter may select.
-type candidate struct {
-	id uuid.UUID
-	se *session
-}
-
-// candidates returns, in f's order and behind its cursor, the tasks of the
-// sessions that may have some for f.
-func (s *Store) candidates(f *subagent.Filter) (found []candidate) {
-	type list struct {
-		se  *session
-		ids []uuid.UUID // never written to once it is in a digest
-	}
-	var lists []list
-	s.mu.Lock()
-	if f.SessionID != "" {
-		if se := s.sessions[f.SessionID]; se != nil && se.digest.mayMatch(f) {
-			lists = append(lists, list{se, se.digest.ids})
-		}
-	} else {
-		for _, se := range s.sessions {
-			if se.digest.mayMatch(f) {
-				lists = append(lists, list{se, se.digest.ids})
-			}
-		}
-	}
-	s.mu.Unlock()
-	order := 1
-	if f.NewestFirst {
-		order = -1
-	}
-	for _, l := range lists {
-		for _, id := range l.ids {
-			if f.After == uuid.Nil || order*compareIDs(id, f.After) > 0 {
-				found = append(found, candidate{id, l.se})
-			}
-		}
-	}
-	slices.SortFunc(found, func(a, b candidate) int { return order * compareIDs(a.id, b.id) })
-	return found
-}
-
-// listed returns c if it is there and f selects it. A long result is read only
-// then.
-func (s *Store) listed(ctx context.Context, c candidate, f *subagent.Filter) (t subagent.Task, ok bool, err error) {
-	if err := s.begin(ctx); err != nil {
-		return t, false, err
-	}
-	defer s.end()
-	stored, _, err := s.load(ctx, c.se)
-	if err != nil {
-		return t, false, err
-	}
-	if r := stored.find(c.id); r == nil || !f.Match(r.task) {
-		return t, false, nil
-	}
-	t, err = s.read(ctx, c.se, c.id)
-	if errors.Is(err, subagent.ErrNotFound) {
-		return t, false, nil
-	}
-	return t, err == nil && f.Match(t), err
 }

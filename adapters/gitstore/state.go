@@ -24,9 +24,9 @@ type state struct {
 var empty = newState(nil)
 
 func newState(rows []*record) *state {
-	st := &state{rows: rows, size: len("{\n}\n")}
+	st := &state{rows: rows, size: len("{}\n")} // or that of the last line end, brace and line end
 	for _, r := range rows {
-		st.size += len(r.raw) + len("  \"\": ,\n") + 36
+		st.size += len("{\n  \"") + len(uuid.UUID{}.String()) + len("\": ") + len(r.raw)
 	}
 	return st
 }
@@ -44,18 +44,17 @@ func (st *state) find(id uuid.UUID) *record {
 // with returns st with records put in, or in the place of those of the same
 // ID, and others taken out.
 func (st *state) with(put, drop []*record) *state {
+	n := len(st.rows)
 	rows := slices.Grow(slices.Clone(st.rows), len(put))
 	for _, r := range put {
-		if i, ok := slices.BinarySearchFunc(rows, r.task.ID, compareID); ok {
+		if i, ok := slices.BinarySearchFunc(rows[:n], r.task.ID, compareID); ok {
 			rows[i] = r
 		} else {
 			rows = append(rows, r)
-			if last := len(rows) - 1; i < last && len(put) == 1 {
-				rows = slices.Insert(rows[:last], i, r)
-			} else if i < last {
-				slices.SortFunc(rows, func(a, b *record) int { return compareID(a, b.task.ID) })
-			}
 		}
+	}
+	if len(rows) > n {
+		sortRows(rows)
 	}
 	for _, r := range drop {
 		if i, ok := slices.BinarySearchFunc(rows, r.task.ID, compareID); ok {
@@ -63,6 +62,10 @@ func (st *state) with(put, drop []*record) *state {
 		}
 	}
 	return newState(rows)
+}
+
+func sortRows(rows []*record) {
+	slices.SortFunc(rows, func(a, b *record) int { return compareID(a, b.task.ID) })
 }
 
 // parts are the pieces of the file.
@@ -78,6 +81,9 @@ func (st *state) parts() [][]byte {
 	}
 	return append(parts, []byte("\n}\n"))
 }
+
+// is reports whether data is the file.
+func (st *state) is(data []byte) bool { return len(data) == st.size && bytes.Equal(data, st.bytes()) }
 
 func (st *state) bytes() []byte { return bytes.Join(st.parts(), nil) }
 
@@ -108,7 +114,7 @@ func parseState(session, path string, data []byte) (*state, error) {
 		rows = append(rows, r)
 		return nil
 	})
-	slices.SortFunc(rows, func(a, b *record) int { return compareID(a, b.task.ID) })
+	sortRows(rows)
 	for i := 1; err == nil && i < len(rows); i++ {
 		if rows[i].task.ID == rows[i-1].task.ID {
 			err = fmt.Errorf("task %s is there twice", rows[i].task.ID)
@@ -193,7 +199,7 @@ func salvage(session string, data []byte) *state {
 			rows = append(rows, r)
 		}
 	}
-	slices.SortFunc(rows, func(a, b *record) int { return compareID(a, b.task.ID) })
+	sortRows(rows)
 	return newState(rows)
 }
 
@@ -208,7 +214,7 @@ func (st *state) newest(other *state) *state {
 	return st.with(put, nil)
 }
 
-// Digest is what is kept of every session, so that most are never read.
+// digest is what is kept of every session, so that most are never read.
 type digest struct {
 	ids     []uuid.UUID
 	parents []uuid.UUID // each ParentTaskID once

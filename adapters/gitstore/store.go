@@ -21,7 +21,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -397,33 +396,4 @@ func (s *Store) Delete(ctx context.Context, ids ...uuid.UUID) error {
 		}
 		return changes, nil
 	})
-}
-
-// List implements subagent.Store. It reads the sessions that may have tasks
-// for f, as it comes to them: one for a SessionID, those with such tasks for
-// Statuses, Undelivered or ParentTaskID, else all. A task that is created,
-// changed or deleted meanwhile may be seen as it was or as it is.
-func (s *Store) List(ctx context.Context, f subagent.Filter) iter.Seq2[subagent.Task, error] {
-	f.Statuses = slices.Clone(f.Statuses)
-	return func(yield func(subagent.Task, error) bool) {
-		left := f.Limit
-		for _, c := range s.candidates(&f) {
-			t, ok, err := s.listed(ctx, c, &f)
-			switch {
-			case err != nil:
-				yield(subagent.Task{}, err)
-				return
-			case !ok:
-				continue
-			case !yield(t, nil):
-				return
-			}
-			if left--; left == 0 {
-				return
-			}
-		}
-		if err := ctx.Err(); err != nil {
-			yield(subagent.Task{}, err)
-		}
-	}
 }
