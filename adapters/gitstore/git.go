@@ -116,15 +116,27 @@ func hasRepository(folder string) bool {
 	return err == nil
 }
 
-// initRepository makes a repository in a folder that has none. The branch that
-// a host's first commit will be on is not ours.
+// initRepository makes a repository in a folder that has none. It is made
+// apart and gets its name when it is whole, so that a full disk or a crash
+// leaves none, not half of one. The branch that a host's first commit will be
+// on is not ours.
 func (g *git) initRepository(folder, ref string) error {
 	first := "main"
 	if ref == "refs/heads/"+first {
 		first = "conversation"
 	}
-	_, err := g.run(context.Background(), folder, nil, "init", "--quiet", "--template=", "--initial-branch="+first)
-	return err
+	apart := filepath.Join(folder, ".git"+newSuffix)
+	err := os.RemoveAll(apart)
+	if err == nil {
+		err = os.Mkdir(apart, 0o755)
+	}
+	if err == nil {
+		_, err = g.run(context.Background(), apart, nil, "init", "--quiet", "--template=", "--initial-branch="+first)
+	}
+	if err == nil {
+		err = os.Rename(filepath.Join(apart, ".git"), filepath.Join(folder, ".git"))
+	}
+	return errors.Join(err, os.RemoveAll(apart))
 }
 
 // ours are the files of a session that are not the host's to commit.

@@ -55,6 +55,10 @@ const (
 
 	firstPause   = 100 * time.Millisecond // after a failure; doubled with each
 	longestPause = time.Minute
+
+	// After Close has begun. A git that the process before this one has left
+	// behind may come in between one.
+	maxLastAttempts = 3
 )
 
 // recordLocked appends entries to se's history. before is the state that the
@@ -95,15 +99,18 @@ func (s *Store) wakeLocked(se *session) {
 }
 
 func (s *Store) historian(se *session) {
+	lastAttempts := 0
 	for pause := time.Duration(0); ; {
 		s.waiting.Add(1)
 		s.bursts <- struct{}{}
 		s.waiting.Add(-1)
-		last := s.isClosing()
+		if s.isClosing() {
+			lastAttempts++
+		}
 		err := s.burst(se)
 		<-s.bursts
 		s.noteIndex()
-		if s.retire(se, err, last) {
+		if s.retire(se, err, lastAttempts >= maxLastAttempts) {
 			return
 		}
 		if err == nil {
@@ -112,17 +119,24 @@ func (s *Store) historian(se *session) {
 		}
 		pause = min(max(2*pause, firstPause), longestPause)
 		s.log.Error("gitstore: history not written, it will be tried again", "session", se.name, "in", pause, "error", err)
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-s.closing: // one last attempt
-		}
-		timer.Stop()
+		s.rest(pause)
 	}
 }
 
-// retire reports whether the historian is to end. last is that its last
-// attempt was made.
+// rest waits before another attempt; not for long once Close has begun.
+func (s *Store) rest(pause time.Duration) {
+	long, short := time.NewTimer(pause), time.NewTimer(firstPause)
+	defer long.Stop()
+	defer short.Stop()
+	select {
+	case <-long.C:
+	case <-s.closing:
+		<-short.C
+	}
+}
+
+// retire reports whether the historian is to end: nothing is left to do, or it
+// must not try again.
 func (s *Store) retire(se *session, err error, last bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -99,14 +99,15 @@ var ErrLocked = errors.New("gitstore: folder is in use")
 const (
 	defaultBranch     = "tasks"
 	defaultGitTimeout = 30 * time.Second
+	lockPatience      = 500 * time.Millisecond
 	maxBursts         = 4 // git processes at a time: they compete with the host's work
 )
 
 // Open returns the store in dir, which is created if its parent exists. It
 // looks at each session's folder once, reads the tasks.json of those that have
 // changed since the index was written, and begins to bring up to date the
-// histories that lag behind. It fails if the folder is in use (ErrLocked), if
-// git is missing or older than 2.30, or if a tasks.json cannot be read and not
+// histories that lag behind. It fails if the folder is in use (ErrLocked, after
+// half a second), if git is missing or older than 2.30, or if a tasks.json cannot be read and not
 // be repaired from its history either (ErrDamaged names it): that one is to be
 // mended, or its session's folder moved away, by a person.
 func Open(dir string, o Options) (*Store, error) { return open(dir, o, osFiles{}) }
@@ -152,8 +153,12 @@ func open(dir string, o Options, on files) (_ *Store, err error) {
 func lockFolder(dir string) (*flock.Flock, error) {
 	path := filepath.Join(dir, lockFile)
 	lock := flock.New(path, flock.SetFlag(os.O_CREATE|os.O_RDWR), flock.SetPermissions(0o644))
-	locked, err := lock.TryLock()
-	if err != nil {
+	// A process that is killed in the moment in which it starts git leaves the
+	// lock to that child, until it has become git.
+	ctx, cancel := context.WithTimeout(context.Background(), lockPatience)
+	defer cancel()
+	locked, err := lock.TryLockContext(ctx, lockPatience/50)
+	if err != nil && ctx.Err() == nil {
 		return nil, fmt.Errorf("gitstore: %s cannot be locked: %w", dir, err)
 	}
 	if !locked {
@@ -175,7 +180,7 @@ func lockFolder(dir string) (*flock.Flock, error) {
 // Close ends the store: calls under way are finished, others are ErrClosed.
 // The histories are brought up to date, and the index is saved. It blocks until
 // no goroutine and no git process of the store is left: for as long as git
-// takes, at most about two GitTimeouts for each session behind. The error says
+// takes, and with a git that hangs about three GitTimeouts for every four sessions behind. The error says
 // which histories lag; nothing is lost by that, the next Open brings them up to
 // date. A second Close does nothing.
 func (s *Store) Close() error {
