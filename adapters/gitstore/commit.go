@@ -183,6 +183,9 @@ func (s *Store) submit(ctx context.Context, c *change) (blocking *group, err err
 	if g == nil {
 		return blocking, err
 	}
+	for _, r := range c.put {
+		r.raw() // while the write before is at the disk
+	}
 	return nil, g.wait(ctx)
 }
 

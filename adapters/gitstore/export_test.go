@@ -57,10 +57,7 @@ func WriteFolder(dir string, sessions map[string][]subagent.Task) error {
 	for name, tasks := range sessions {
 		var rows []*record
 		for _, t := range tasks {
-			r, _, err := newRecord(t, nil)
-			if err != nil {
-				return err
-			}
+			r, _ := newRecord(t, nil)
 			rows = append(rows, r)
 		}
 		sortRows(rows)

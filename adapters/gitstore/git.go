@@ -29,7 +29,7 @@ const killGrace = 2 * time.Second
 // history that a power cut has torn would fail the host's own git, too.
 var always = []string{
 	"-c", "core.hooksPath=" + os.DevNull, "-c", "gc.auto=0", "-c", "maintenance.auto=false",
-	"-c", "core.fsync=committed", "-c", "core.fsyncMethod=batch",
+	"-c", "core.compression=1", "-c", "core.fsync=committed", "-c", "core.fsyncMethod=batch",
 }
 
 // command is a git process for the repository of a session's folder. cancel is

@@ -174,6 +174,7 @@ func (s *Store) startImport(se *session, exists bool) (*importer, error) {
 		imp.cancel()
 		return nil, fmt.Errorf("git fast-import: %w", err)
 	}
+	yield(imp.cmd.Process.Pid)
 	imp.to = bufio.NewWriterSize(imp.in, 64<<10)
 	return imp, nil
 }

@@ -8,7 +8,9 @@ import (
 	"hash/crc32"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -24,8 +26,10 @@ type record struct {
 	task    subagent.Task // ResultText is empty if text is set
 	text    *textRef
 	unknown object // keys that a newer version wrote, those within known objects included
-	raw     []byte // the value in tasks.json, indented
 	foreign bool   // of another session: kept in the file, and not served
+
+	encode sync.Once
+	data   []byte // see raw
 }
 
 // textRef says where a long ResultText is. A file that is referred to never
@@ -53,7 +57,7 @@ const maxInline = 4 << 10
 // new). If text is not empty it is to be stored in the file that the record
 // names before the record is. It takes t over, and brings it into the form in
 // which it is read back.
-func newRecord(t subagent.Task, old *record) (r *record, text string, err error) {
+func newRecord(t subagent.Task, old *record) (r *record, text string) {
 	r = &record{task: t}
 	if old != nil {
 		r.unknown = old.unknown
@@ -65,16 +69,25 @@ func newRecord(t subagent.Task, old *record) (r *record, text string, err error)
 			r.text, text = old.text, "" // it is there already
 		}
 	}
-	m, err := objectOf(&r.task)
-	if err != nil {
-		return nil, "", fmt.Errorf("%w: task %s: %w", subagent.ErrInvalidRequest, t.ID, err)
-	}
-	if r.text != nil {
-		m[keyTextFile] = marshal(r.text)
-	}
-	mergeUnknown(m, r.unknown)
-	r.raw = seal(m)
-	return r, text, nil
+	return r, text
+}
+
+// raw is what tasks.json has of r, indented. It is made when it is first asked
+// for: of the many records that are replaced before they are written only the
+// history asks, which has time.
+func (r *record) raw() []byte {
+	r.encode.Do(func() {
+		if r.data != nil { // it was read
+			return
+		}
+		m := objectOf(&r.task)
+		if r.text != nil {
+			m[keyTextFile] = marshal(r.text)
+		}
+		mergeUnknown(m, r.unknown)
+		r.data = seal(m)
+	})
+	return r.data
 }
 
 // textName is a name that old, which is to stay whole until t's record is
@@ -91,15 +104,15 @@ func textName(t *subagent.Task, old *record) string {
 // keeps; what cannot be is an error.
 func readRecord(session, key string, raw json.RawMessage) (*record, error) {
 	var m object
-	if err := json.Unmarshal(raw, &m); err != nil {
+	if err := json.Unmarshal(compact(raw), &m); err != nil {
 		return nil, err
 	}
-	r := &record{raw: bytes.Clone(raw)}
+	r := &record{data: bytes.Clone(raw)}
 	sum, summed := m[keyChecksum]
 	delete(m, keyChecksum)
 	if !summed { // written by hand, or by a tool
-		r.raw = seal(maps.Clone(m))
-	} else if want := string(marshal(checksum(marshal(m)))); want != string(sum) {
+		r.data = seal(maps.Clone(m))
+	} else if want := string(marshal(checksum(join(m)))); want != string(sum) {
 		return nil, fmt.Errorf("task %s: its checksum is %s, which should be %s", key, want, sum)
 	}
 	if ref, ok := m[keyTextFile]; ok {
@@ -111,7 +124,7 @@ func readRecord(session, key string, raw json.RawMessage) (*record, error) {
 	}
 	r.unknown = splitUnknown(m, taskShape)
 	// Only exact keys are left: encoding/json would take "Subject", too.
-	if err := json.Unmarshal(marshal(m), &r.task); err != nil {
+	if err := json.Unmarshal(join(m), &r.task); err != nil {
 		return nil, fmt.Errorf("task %s: %w", key, err)
 	}
 	if r.task.ID.String() != key {
@@ -128,8 +141,8 @@ func readRecord(session, key string, raw json.RawMessage) (*record, error) {
 }
 
 // normalise brings t into the form in which it is read back: its maps its own,
-// its times UTC and without a monotonic clock. Text that JSON cannot carry is
-// refused, for it would come back as another text.
+// its times UTC and without a monotonic clock. What JSON cannot carry is
+// refused: text would come back as another text.
 func normalise(t *subagent.Task) error {
 	t.Metadata = maps.Clone(t.Metadata)
 	if len(t.Metadata) == 0 {
@@ -148,7 +161,9 @@ func normaliseFields(id uuid.UUID, v reflect.Value) error {
 		f := v.Field(i)
 		switch p := f.Addr().Interface().(type) {
 		case *time.Time:
-			*p = p.UTC().Round(0)
+			if *p = p.UTC().Round(0); p.Year() < 0 || p.Year() > 9999 {
+				return fmt.Errorf("%w: %s of task %s is in the year %d", subagent.ErrInvalidRequest, v.Type().Field(i).Name, id, p.Year())
+			}
 			continue
 		case *string:
 			if !utf8.ValidString(*p) {
@@ -171,12 +186,47 @@ func invalidText(id uuid.UUID, field string) error {
 	return fmt.Errorf("%w: %s of task %s is not valid UTF-8", subagent.ErrInvalidRequest, field, id)
 }
 
-// seal adds the checksum of m to it and returns its text, keys sorted.
+// seal adds the checksum of m to it and returns its text, keys sorted. The
+// values of m are compact, here as everywhere.
 func seal(m object) []byte {
-	m[keyChecksum] = marshal(checksum(marshal(m)))
+	m[keyChecksum] = marshal(checksum(join(m)))
 	var b bytes.Buffer
-	if err := json.Indent(&b, marshal(m), "  ", "  "); err != nil {
+	if err := json.Indent(&b, join(m), "  ", "  "); err != nil {
 		panic(err) // it comes from an encoder
+	}
+	return b.Bytes()
+}
+
+// join is the compact text of m, keys sorted.
+func join(m object) []byte {
+	size := 2
+	for k, v := range m {
+		size += len(k) + len(v) + 4
+	}
+	b := append(make([]byte, 0, size), '{')
+	for i, k := range slices.Sorted(maps.Keys(m)) {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(append(appendKey(b, k), ':'), m[k]...)
+	}
+	return append(b, '}')
+}
+
+// appendKey is quick for the keys that there are.
+func appendKey(b []byte, key string) []byte {
+	for _, c := range []byte(key) {
+		if (c < 'a' || c > 'z') && c != '_' {
+			return append(b, marshal(key)...)
+		}
+	}
+	return append(append(append(b, '"'), key...), '"')
+}
+
+func compact(raw json.RawMessage) []byte {
+	var b bytes.Buffer
+	if json.Compact(&b, raw) != nil {
+		return raw // whoever reads it will say what is wrong
 	}
 	return b.Bytes()
 }
@@ -190,32 +240,23 @@ func checksum(data []byte) string {
 // textSum is wider than checksum, for the same sum is taken for the same text.
 func textSum(data []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(data)) }
 
-// marshal is for values that always can be: of our own types, and objects.
+// marshal is for values that JSON can carry. It leaves <, > and & as they are:
+// people read it.
 func marshal(v any) []byte {
-	data, err := plainJSON(v)
-	if err != nil {
-		panic(err)
-	}
-	return data
-}
-
-// plainJSON leaves <, > and & as they are: people read it.
-func plainJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil {
-		return nil, err
+		panic(err)
 	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-func objectOf(v any) (m object, err error) {
-	data, err := plainJSON(v)
-	if err != nil {
-		return nil, err
+func objectOf(t *subagent.Task) (m object) {
+	if err := json.Unmarshal(marshal(t), &m); err != nil {
+		panic(err) // it comes from an encoder
 	}
-	return m, json.Unmarshal(data, &m)
+	return m
 }
 
 // shape has the keys of a struct's JSON; the value is the shape of a struct
@@ -259,8 +300,8 @@ func splitUnknown(m object, s shape) object {
 			continue
 		}
 		if u := splitUnknown(within, inner); u != nil {
-			keep(k, marshal(u))
-			m[k] = marshal(within)
+			keep(k, join(u))
+			m[k] = join(within)
 		}
 	}
 	return unknown
@@ -281,6 +322,6 @@ func mergeUnknown(m, unknown object) {
 			into = object{}
 		}
 		maps.Copy(into, from)
-		m[k] = marshal(into)
+		m[k] = join(into)
 	}
 }

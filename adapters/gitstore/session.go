@@ -27,6 +27,7 @@ type session struct {
 
 	// Guarded by Store.mu.
 	stored  *state        // what tasks.json says; nil: not in memory
+	size    int           // of stored, in bytes
 	head    *state        // stored, and the changes that are to be written
 	next    *group        // the changes that the next write takes
 	current *group        // those that are being written
@@ -196,10 +197,10 @@ func (s *Store) keepLocked(se *session, st *state) {
 		se.element = s.cached.PushFront(se)
 	} else {
 		s.cached.MoveToFront(se.element)
-		s.bytes -= se.stored.size
+		s.bytes -= se.size
 	}
-	se.stored = st
-	s.bytes += st.size
+	se.stored, se.size = st, st.size()
+	s.bytes += se.size
 	s.evictLocked(se)
 }
 
@@ -236,7 +237,7 @@ func (s *Store) dropLocked(se *session) {
 	if se.element == nil {
 		return
 	}
-	s.bytes -= se.stored.size
+	s.bytes -= se.size
 	s.cached.Remove(se.element)
 	se.stored, se.head, se.element = nil, nil, nil
 }

@@ -18,18 +18,11 @@ import (
 // makes another that shares the records.
 type state struct {
 	rows []*record // by ID
-	size int       // of the file, in bytes
 }
 
 var empty = newState(nil)
 
-func newState(rows []*record) *state {
-	st := &state{rows: rows, size: len("{}\n")} // or that of the last line end, brace and line end
-	for _, r := range rows {
-		st.size += len("{\n  \"") + len(uuid.UUID{}.String()) + len("\": ") + len(r.raw)
-	}
-	return st
-}
+func newState(rows []*record) *state { return &state{rows} }
 
 func compareID(r *record, id uuid.UUID) int { return bytes.Compare(r.task.ID[:], id[:]) }
 
@@ -76,14 +69,22 @@ func (st *state) parts() [][]byte {
 	parts := make([][]byte, 0, 3*len(st.rows)+1)
 	sep := "{\n  \""
 	for _, r := range st.rows {
-		parts = append(parts, []byte(sep+r.task.ID.String()+"\": "), r.raw)
+		parts = append(parts, []byte(sep+r.task.ID.String()+"\": "), r.raw())
 		sep = ",\n  \""
 	}
 	return append(parts, []byte("\n}\n"))
 }
 
+// size is about how long the file is.
+func (st *state) size() (n int) {
+	for _, r := range st.rows {
+		n += len(r.raw())
+	}
+	return n
+}
+
 // is reports whether data is the file.
-func (st *state) is(data []byte) bool { return len(data) == st.size && bytes.Equal(data, st.bytes()) }
+func (st *state) is(data []byte) bool { return bytes.Equal(data, st.bytes()) }
 
 func (st *state) bytes() []byte { return bytes.Join(st.parts(), nil) }
 
@@ -195,7 +196,7 @@ func salvage(session string, data []byte) *state {
 		}
 		body = body[:end+len("\n  }")]
 		r, err := readRecord(session, key, body)
-		if err == nil && bytes.Equal(r.raw, body) && !slices.ContainsFunc(rows, func(o *record) bool { return o.task.ID == r.task.ID }) {
+		if err == nil && bytes.Equal(r.raw(), body) && !slices.ContainsFunc(rows, func(o *record) bool { return o.task.ID == r.task.ID }) {
 			rows = append(rows, r)
 		}
 	}

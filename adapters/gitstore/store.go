@@ -252,10 +252,7 @@ func addCreation(to map[string]*change, t subagent.Task) error {
 		return err
 	}
 	t.Version = 1
-	r, text, err := newRecord(t, nil)
-	if err != nil {
-		return err
-	}
+	r, text := newRecord(t, nil)
 	c := to[t.ParentSessionID]
 	if c == nil {
 		c = new(change)
@@ -355,10 +352,7 @@ func (c *change) edit(old *record, before, t *subagent.Task, edit func(*subagent
 		return err
 	}
 	t.Version++
-	r, text, err := newRecord(*t, old)
-	if err != nil {
-		return err
-	}
+	r, text := newRecord(*t, old)
 	if err := normalise(t); err != nil {
 		return err
 	}
