@@ -287,12 +287,43 @@ func TestGitRecovers(t *testing.T) {
 	s := openStore(t, dir, gitstore.Options{Logger: slogTo(log), Git: program})
 	live(t, s, newTask("a"), "")
 	log.wait(t, "no such luck")
-	good := program + ".good"
-	require.NoError(t, os.WriteFile(good, []byte("#!/bin/sh\nexec git \"$@\"\n"), 0o755))
-	require.NoError(t, os.Rename(good, program))
+	mend(t, program)
 	require.NoError(t, s.Close())
 	require.Len(t, subjects(t, filepath.Join(dir, "a")), 4)
 	requireReconciled(t, filepath.Join(dir, "a"))
+}
+
+// TestLagging opens a folder whose history lags behind, and goes on before git
+// has said so: what was missing is one commit, before those that are new.
+func TestLagging(t *testing.T) {
+	dir, log := t.TempDir(), newSaid()
+	program := failingGit(t, "cat-file")
+	s, err := gitstore.Open(dir, gitstore.Options{Git: program})
+	require.NoError(t, err)
+	task := newTask("a")
+	create(t, s, task)
+	move(t, s, task.ID, subagent.StatusQueued, "")
+	move(t, s, task.ID, subagent.StatusRunning, "")
+	require.Error(t, s.Close())
+	before, err := os.ReadFile(filepath.Join(dir, "a", "tasks.json"))
+	require.NoError(t, err)
+	s = openStore(t, dir, gitstore.Options{Git: program, Logger: slogTo(log)})
+	move(t, s, task.ID, subagent.StatusCompleted, "")
+	log.wait(t, "no such luck")
+	mend(t, program)
+	require.NoError(t, s.Close())
+	folder := filepath.Join(dir, "a")
+	require.Equal(t, []string{"task: reconcile", "task: " + task.ID.String() + " running→completed"}, subjects(t, folder))
+	require.Equal(t, string(before), git(t, folder, "show", "tasks~1:tasks.json"))
+	requireReconciled(t, folder)
+}
+
+// mend has a failing git work from now on.
+func mend(t *testing.T, program string) {
+	t.Helper()
+	good := program + ".good"
+	require.NoError(t, os.WriteFile(good, []byte("#!/bin/sh\nexec git \"$@\"\n"), 0o755))
+	require.NoError(t, os.Rename(good, program))
 }
 
 // TestStaleLocks has what a git that was killed leaves behind.

@@ -27,36 +27,65 @@ func mount(t *testing.T, options string) string {
 	return dir
 }
 
-func TestFullDisk(t *testing.T) {
-	dir := mount(t, "size=2m")
-	s, err := gitstore.Open(dir, gitstore.Options{})
+// fill leaves so many bytes of a file system of 2 MiB.
+func fill(t *testing.T, dir string, leave int64) (free func()) {
+	t.Helper()
+	path := filepath.Join(dir, "filler")
+	f, err := os.Create(path)
 	require.NoError(t, err)
-	task := newTask("a")
-	create(t, s, task)
-	filler := filepath.Join(dir, "filler")
-	f, err := os.Create(filler)
-	require.NoError(t, err)
+	size := int64(0)
 	for chunk := make([]byte, 4096); err == nil; { // bounded by the disk
-		_, err = f.Write(chunk)
+		var n int
+		n, err = f.Write(chunk)
+		size += int64(n)
 	}
 	require.ErrorIs(t, err, syscall.ENOSPC)
 	require.NoError(t, f.Close())
+	require.NoError(t, os.Truncate(path, size-leave))
+	// Not removed: a git that is just being started may have it open, too.
+	return func() { require.NoError(t, os.Truncate(path, 0)) }
+}
 
+func TestFullDisk(t *testing.T) {
+	dir := mount(t, "size=2m")
+	s, err := gitstore.Open(dir, gitstore.Options{Git: failingGit(t, "init")}) // which leaves the disk alone
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	task := newTask("a")
+	create(t, s, task)
+	free := fill(t, dir, 0)
 	long := strings.Repeat("x", 8000)
 	_, err = s.Update(t.Context(), task.ID, moveTo(subagent.StatusQueued, ""))
 	require.ErrorIs(t, err, syscall.ENOSPC)
 	_, err = s.Update(t.Context(), task.ID, moveTo(subagent.StatusCancelled, long))
 	require.ErrorIs(t, err, syscall.ENOSPC)
 	require.ErrorIs(t, s.Create(t.Context(), newTask("a")), syscall.ENOSPC)
-	require.Error(t, s.Create(t.Context(), newTask("a"), newTask("b")))
+	require.ErrorIs(t, s.Create(t.Context(), newTask("a"), newTask("b")), syscall.ENOSPC)
 	require.Equal(t, []subagent.Task{task}, list(t, s, subagent.Filter{}))
-	require.NoError(t, os.Remove(filler))
+	free()
 	end := move(t, s, task.ID, subagent.StatusCancelled, long)
-	require.NoError(t, s.Close())
+	require.ErrorContains(t, s.Close(), "lags behind")
 	s, err = gitstore.Open(dir, gitstore.Options{})
 	require.NoError(t, err)
 	require.Equal(t, []subagent.Task{end}, list(t, s, subagent.Filter{}))
 	require.NoError(t, s.Close())
+	requireReconciled(t, filepath.Join(dir, "a"))
+}
+
+// TestFullDiskForGit has room for the tasks, but not for a repository.
+func TestFullDiskForGit(t *testing.T) {
+	dir, log := mount(t, "size=2m"), newSaid()
+	s, err := gitstore.Open(dir, gitstore.Options{Logger: slogTo(log)})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	free := fill(t, dir, 12<<10)
+	task := newTask("a")
+	create(t, s, task)
+	log.wait(t, "history not written")
+	require.Equal(t, task, get(t, s, task.ID))
+	free()
+	require.NoError(t, s.Close())
+	require.Len(t, subjects(t, filepath.Join(dir, "a")), 1)
 	requireReconciled(t, filepath.Join(dir, "a"))
 }
 

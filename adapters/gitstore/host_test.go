@@ -72,11 +72,6 @@ func hosts(t *testing.T, folder string) map[string]string {
 }
 
 func TestHostRepository(t *testing.T) {
-	t.Setenv("GIT_DIR", "/nonexistent")
-	t.Setenv("GIT_INDEX_FILE", "/nonexistent")
-	for _, v := range []string{"GIT_DIR", "GIT_INDEX_FILE"} {
-		require.NoError(t, os.Unsetenv(v)) // for the host's own git
-	}
 	dir := t.TempDir()
 	folder := filepath.Join(dir, "a")
 	hostRepository(t, folder)
@@ -84,8 +79,10 @@ func TestHostRepository(t *testing.T) {
 	status := git(t, folder, "status", "--porcelain", "--branch")
 	objects := git(t, folder, "rev-parse", "HEAD", "main", "HEAD^{tree}")
 
-	t.Setenv("GIT_DIR", "/nonexistent")
-	t.Setenv("GIT_INDEX_FILE", "/nonexistent")
+	spoilt := []string{"GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR"}
+	for _, v := range spoilt {
+		t.Setenv(v, "/nonexistent")
+	}
 	t.Setenv("HOME", t.TempDir()) // nobody has told git who they are
 	s := openStore(t, dir, gitstore.Options{})
 	long := strings.Repeat("long ", 2000)
@@ -93,8 +90,8 @@ func TestHostRepository(t *testing.T) {
 	gone := live(t, s, newTask("a"), long)
 	require.NoError(t, s.Delete(t.Context(), gone.ID))
 	require.NoError(t, s.Close())
-	for _, v := range []string{"GIT_DIR", "GIT_INDEX_FILE"} {
-		require.NoError(t, os.Unsetenv(v))
+	for _, v := range spoilt {
+		require.NoError(t, os.Unsetenv(v)) // for the host's own git
 	}
 
 	require.Equal(t, before, hosts(t, folder))
