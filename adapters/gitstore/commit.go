@@ -74,19 +74,44 @@ func transition(t *subagent.Task, from, to subagent.Status) string {
 	return fmt.Sprintf("task: %s %s→%s", t.ID, from, to)
 }
 
-// look returns an empty change of se, built on its head.
+// lookUp returns an empty change of the session that has a task, built on its
+// head.
+func (s *Store) lookUp(ctx context.Context, id uuid.UUID) (*change, error) {
+	s.mu.Lock()
+	se := s.ids[id]
+	c := s.seenLocked(se)
+	s.mu.Unlock()
+	switch {
+	case se == nil:
+		return nil, notFound(id)
+	case c == nil:
+		return s.look(ctx, se)
+	}
+	return c, nil
+}
+
+// look is lookUp for a session.
 func (s *Store) look(ctx context.Context, se *session) (*change, error) {
 	for {
+		s.mu.Lock()
+		c := s.seenLocked(se)
+		s.mu.Unlock()
+		if c != nil {
+			return c, nil
+		}
 		if _, _, err := s.load(ctx, se); err != nil {
 			return nil, err
 		}
-		s.mu.Lock()
-		c := &change{se: se, seen: se.head, fails: se.fails}
-		s.mu.Unlock()
-		if c.seen != nil { // else it was evicted in between
-			return c, nil
-		}
 	}
+}
+
+// seenLocked is nil if se is not in memory.
+func (s *Store) seenLocked(se *session) *change {
+	if se == nil || se.head == nil {
+		return nil
+	}
+	s.cached.MoveToFront(se.element)
+	return &change{se: se, seen: se.head, fails: se.fails}
 }
 
 // commit stores what build builds, and builds it again if that turns out to

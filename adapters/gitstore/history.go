@@ -79,7 +79,7 @@ func (s *Store) recordLocked(se *session, before *state, entries []entry) {
 		h.queue, h.texts = []entry{{at: time.Now(), reconcile: true}}, 0
 	}
 	h.synced = false
-	s.unsaved++
+	s.changedLocked(se)
 	s.wakeLocked(se)
 }
 

@@ -44,8 +44,8 @@ func stampOf(path string) (stamp, error) {
 // file system's clock a second write could leave the stamp of the first.
 const racy = 100 * time.Millisecond
 
-// saveEvery is after how many changes of sessions the index is saved, so that
-// the Open that follows a crash has little to read.
+// saveEvery is after how many changed sessions the index is saved, so that the
+// Open that follows a crash has little to read.
 const saveEvery = 512
 
 // indexed is what the index has of a session.
@@ -106,7 +106,9 @@ func (s *Store) meet(name string, known *indexed) error {
 		s.digestLocked(se, known.digest)
 		s.mu.Unlock()
 	} else {
-		s.unsaved++
+		s.mu.Lock()
+		s.changedLocked(se)
+		s.mu.Unlock()
 		if _, _, err := s.load(context.Background(), se); err != nil {
 			return err
 		}
@@ -117,11 +119,19 @@ func (s *Store) meet(name string, known *indexed) error {
 	return nil
 }
 
+// changedLocked counts the sessions of which the index is not true any more.
+func (s *Store) changedLocked(se *session) {
+	if !se.outdated {
+		se.outdated = true
+		s.unsaved++
+	}
+}
+
 // noteIndex saves the index when enough has changed. It is called by
 // historians, who have time.
 func (s *Store) noteIndex() {
 	s.mu.Lock()
-	due := s.unsaved >= saveEvery && !s.saving && !s.closed
+	due := s.unsaved >= saveEvery && !s.saving && !s.isClosing()
 	if due {
 		s.saving, s.unsaved = true, 0
 	}
@@ -164,6 +174,7 @@ func (s *Store) encodeIndex(now time.Time) []byte {
 		se.give()
 		if at.there() && at.mtime < newest && (se.stored == nil || se.stored == se.head) {
 			b = appendSession(b, se.name, &indexed{at, se.history.synced, se.digest})
+			se.outdated = false
 		}
 	}
 	return sealIndex(b)

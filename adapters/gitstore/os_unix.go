@@ -17,6 +17,6 @@ func inodeOf(info fs.FileInfo) int64 {
 // yield has a process of ours, and what it starts, run when others do not want
 // to: the history has time, the acknowledgements beside it have not.
 func yield(pid int) {
-	const nice = 10
+	const nice = 19
 	_ = syscall.Setpriority(syscall.PRIO_PROCESS, pid, nice) // else it only competes
 }

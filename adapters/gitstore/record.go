@@ -72,20 +72,27 @@ func newRecord(t subagent.Task, old *record) (r *record, text string) {
 	return r, text
 }
 
-// raw is what tasks.json has of r, indented. It is made when it is first asked
-// for: of the many records that are replaced before they are written only the
-// history asks, which has time.
+// raw is the lines that tasks.json has of r. They are made when they are first
+// asked for: of the many records that are replaced before they are written only
+// the history asks, which has time.
 func (r *record) raw() []byte {
 	r.encode.Do(func() {
 		if r.data != nil { // it was read
 			return
 		}
-		m := objectOf(&r.task)
+		members := split(marshal(&r.task))
 		if r.text != nil {
-			m[keyTextFile] = marshal(r.text)
+			members = append(members, member{keyTextFile, marshal(r.text)})
 		}
-		mergeUnknown(m, r.unknown)
-		r.data = seal(m)
+		if r.unknown != nil {
+			m := make(object)
+			for _, f := range members {
+				m[f.key] = f.value
+			}
+			mergeUnknown(m, r.unknown)
+			members = membersOf(m)
+		}
+		r.data = seal(r.task.ID.String(), members)
 	})
 	return r.data
 }
@@ -107,12 +114,12 @@ func readRecord(session, key string, raw json.RawMessage) (*record, error) {
 	if err := json.Unmarshal(compact(raw), &m); err != nil {
 		return nil, err
 	}
-	r := &record{data: bytes.Clone(raw)}
+	r := &record{data: row(key, raw)}
 	sum, summed := m[keyChecksum]
 	delete(m, keyChecksum)
 	if !summed { // written by hand, or by a tool
-		r.data = seal(maps.Clone(m))
-	} else if want := string(marshal(checksum(join(m)))); want != string(sum) {
+		r.data = seal(key, membersOf(m))
+	} else if want := string(marshal(checksum(join(membersOf(m))))); want != string(sum) {
 		return nil, fmt.Errorf("task %s: its checksum is %s, which should be %s", key, want, sum)
 	}
 	if ref, ok := m[keyTextFile]; ok {
@@ -124,7 +131,7 @@ func readRecord(session, key string, raw json.RawMessage) (*record, error) {
 	}
 	r.unknown = splitUnknown(m, taskShape)
 	// Only exact keys are left: encoding/json would take "Subject", too.
-	if err := json.Unmarshal(join(m), &r.task); err != nil {
+	if err := json.Unmarshal(join(membersOf(m)), &r.task); err != nil {
 		return nil, fmt.Errorf("task %s: %w", key, err)
 	}
 	if r.task.ID.String() != key {
@@ -186,29 +193,88 @@ func invalidText(id uuid.UUID, field string) error {
 	return fmt.Errorf("%w: %s of task %s is not valid UTF-8", subagent.ErrInvalidRequest, field, id)
 }
 
-// seal adds the checksum of m to it and returns its text, keys sorted. The
-// values of m are compact, here as everywhere.
-func seal(m object) []byte {
-	m[keyChecksum] = marshal(checksum(join(m)))
-	var b bytes.Buffer
-	if err := json.Indent(&b, join(m), "  ", "  "); err != nil {
-		panic(err) // it comes from an encoder
-	}
-	return b.Bytes()
+// member is one of an object. Its value is compact.
+type member struct {
+	key   string
+	value json.RawMessage
 }
 
-// join is the compact text of m, keys sorted.
-func join(m object) []byte {
-	size := 2
+func membersOf(m object) []member {
+	members := make([]member, 0, len(m)+1) // and a checksum
 	for k, v := range m {
-		size += len(k) + len(v) + 4
+		members = append(members, member{k, v})
+	}
+	sortMembers(members)
+	return members
+}
+
+func sortMembers(members []member) {
+	slices.SortFunc(members, func(a, b member) int { return strings.Compare(a.key, b.key) })
+}
+
+// split returns the members of a compact object whose keys are plain.
+func split(data []byte) (members []member) {
+	members = make([]member, 0, 32)
+	for data = data[1:]; len(data) > 1; data = data[1:] { // the brace or the comma in front
+		end := bytes.IndexByte(data[1:], '"') + 1
+		size := valueSize(data[end+2:])
+		members = append(members, member{string(data[1:end]), data[end+2 : end+2+size]})
+		data = data[end+2+size:]
+	}
+	return members
+}
+
+// valueSize is where the value ends that data begins with.
+func valueSize(data []byte) int {
+	depth, quoted := 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case quoted && c == '\\':
+			i++ // what follows is no end
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			depth++
+		case depth == 0 && (c == ',' || c == '}'):
+			return i
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return len(data)
+}
+
+// seal adds a checksum to members and returns the lines of the task, keys
+// sorted.
+func seal(id string, members []member) []byte {
+	sortMembers(members)
+	sum := member{keyChecksum, marshal(checksum(join(members)))}
+	at, _ := slices.BinarySearchFunc(members, keyChecksum, func(f member, key string) int { return strings.Compare(f.key, key) })
+	var b bytes.Buffer
+	if err := json.Indent(&b, join(slices.Insert(members, at, sum)), "  ", "  "); err != nil {
+		panic(err) // it comes from an encoder
+	}
+	return row(id, b.Bytes())
+}
+
+// row is a task in tasks.json.
+func row(id string, value []byte) []byte {
+	return slices.Concat([]byte("  \""), []byte(id), []byte("\": "), value)
+}
+
+// join is the compact object of members.
+func join(members []member) []byte {
+	size := 2
+	for _, f := range members {
+		size += len(f.key) + len(f.value) + 4
 	}
 	b := append(make([]byte, 0, size), '{')
-	for i, k := range slices.Sorted(maps.Keys(m)) {
+	for i, f := range members {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = append(append(appendKey(b, k), ':'), m[k]...)
+		b = append(append(appendKey(b, f.key), ':'), f.value...)
 	}
 	return append(b, '}')
 }
@@ -252,13 +318,6 @@ func marshal(v any) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-func objectOf(t *subagent.Task) (m object) {
-	if err := json.Unmarshal(marshal(t), &m); err != nil {
-		panic(err) // it comes from an encoder
-	}
-	return m
-}
-
 // shape has the keys of a struct's JSON; the value is the shape of a struct
 // within it, nil for all else.
 type shape map[string]shape
@@ -300,8 +359,8 @@ func splitUnknown(m object, s shape) object {
 			continue
 		}
 		if u := splitUnknown(within, inner); u != nil {
-			keep(k, join(u))
-			m[k] = join(within)
+			keep(k, join(membersOf(u)))
+			m[k] = join(membersOf(within))
 		}
 	}
 	return unknown
@@ -322,6 +381,6 @@ func mergeUnknown(m, unknown object) {
 			into = object{}
 		}
 		maps.Copy(into, from)
-		m[k] = join(into)
+		m[k] = join(membersOf(into))
 	}
 }

@@ -26,16 +26,17 @@ type session struct {
 	ready bool  // the folder is there, and git's exclude file knows our names
 
 	// Guarded by Store.mu.
-	stored  *state        // what tasks.json says; nil: not in memory
-	size    int           // of stored, in bytes
-	head    *state        // stored, and the changes that are to be written
-	next    *group        // the changes that the next write takes
-	current *group        // those that are being written
-	fails   int           // how often head was taken back to stored
-	writing bool          // its writer is at work
-	digest  digest        // of stored
-	element *list.Element // in Store.cached, while stored is in memory
-	history history
+	stored   *state        // what tasks.json says; nil: not in memory
+	size     int           // of stored, in bytes
+	head     *state        // stored, and the changes that are to be written
+	next     *group        // the changes that the next write takes
+	current  *group        // those that are being written
+	fails    int           // how often head was taken back to stored
+	writing  bool          // its writer is at work
+	digest   digest        // of stored
+	outdated bool          // it is counted in Store.unsaved
+	element  *list.Element // in Store.cached, while stored is in memory
+	history  history
 }
 
 // maxCached is about how many bytes of tasks.json are kept in memory.

@@ -66,14 +66,15 @@ func (st *state) parts() [][]byte {
 	if len(st.rows) == 0 {
 		return [][]byte{[]byte("{}\n")}
 	}
-	parts := make([][]byte, 0, 3*len(st.rows)+1)
-	sep := "{\n  \""
-	for _, r := range st.rows {
-		parts = append(parts, []byte(sep+r.task.ID.String()+"\": "), r.raw())
-		sep = ",\n  \""
+	parts := make([][]byte, 0, 2*len(st.rows)+1)
+	for i, r := range st.rows {
+		parts = append(parts, between[min(i, 1)], r.raw())
 	}
 	return append(parts, []byte("\n}\n"))
 }
+
+// between is what stands in front of the first task, and of any other.
+var between = [2][]byte{[]byte("{\n"), []byte(",\n")}
 
 // size is about how long the file is.
 func (st *state) size() (n int) {
@@ -196,7 +197,7 @@ func salvage(session string, data []byte) *state {
 		}
 		body = body[:end+len("\n  }")]
 		r, err := readRecord(session, key, body)
-		if err == nil && bytes.Equal(r.raw(), body) && !slices.ContainsFunc(rows, func(o *record) bool { return o.task.ID == r.task.ID }) {
+		if err == nil && bytes.Equal(r.raw(), row(key, body)) && !slices.ContainsFunc(rows, func(o *record) bool { return o.task.ID == r.task.ID }) {
 			rows = append(rows, r)
 		}
 	}

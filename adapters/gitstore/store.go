@@ -22,8 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -64,7 +63,9 @@ type Store struct {
 	log   *slog.Logger
 	lock  *flock.Flock
 
-	calls      sync.WaitGroup // calls under way: begin and end
+	calls      atomic.Int64   // under way: begin and end; closedBit is added by Close
+	idle       chan struct{}  // closed when Close has begun and no call is under way
+	idleOnce   sync.Once      // guards the close of idle
 	writers    sync.WaitGroup // one for each session that is being written
 	historians sync.WaitGroup // one for each session whose history lags behind
 	closing    chan struct{}  // closed by Close: nobody lingers or pauses
@@ -80,139 +81,16 @@ type Store struct {
 	// mu guards what follows, and in every session what is marked so. It is a
 	// leaf, held for steps in memory only.
 	mu       sync.Mutex
-	closed   bool
 	sessions map[string]*session
 	ids      map[uuid.UUID]*session // of every task, also of one whose first or last write is under way
 	cached   *list.List             // sessions that are in memory, the last used first
 	bytes    int                    // what they have in memory, about
 	journal  []string               // sessions of a change that is decided and not carried out
-	unsaved  int                    // sessions that have changed since the index was saved
+	unsaved  int                    // sessions of which the index is not true any more
 	saving   bool                   // somebody saves it
 }
 
 var _ subagent.Store = (*Store)(nil)
-
-// ErrLocked is what Open returns if another Store, of this process or of
-// another, has the folder. The error says whose it is.
-var ErrLocked = errors.New("gitstore: folder is in use")
-
-const (
-	defaultBranch     = "tasks"
-	defaultGitTimeout = 30 * time.Second
-	lockPatience      = 500 * time.Millisecond
-	maxBursts         = 4 // git processes at a time: they compete with the host's work
-)
-
-// Open returns the store in dir, which is created if its parent exists. It
-// looks at each session's folder once, reads the tasks.json of those that have
-// changed since the index was written, and begins to bring up to date the
-// histories that lag behind. It fails if the folder is in use (ErrLocked, after
-// half a second), if git is missing or older than 2.30, or if a tasks.json cannot be read and not
-// be repaired from its history either (ErrDamaged names it): that one is to be
-// mended, or its session's folder moved away, by a person.
-func Open(dir string, o Options) (*Store, error) { return open(dir, o, osFiles{}) }
-
-func open(dir string, o Options, on files) (_ *Store, err error) {
-	s := &Store{
-		dir: dir, files: on, log: o.Logger,
-		git:      git{program: o.Git, timeout: o.GitTimeout},
-		closing:  make(chan struct{}),
-		bursts:   make(chan struct{}, maxBursts),
-		batch:    make(chan struct{}, 1),
-		sessions: make(map[string]*session),
-		ids:      make(map[uuid.UUID]*session),
-		cached:   list.New(),
-	}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
-	}
-	if o.Branch == "" {
-		o.Branch = defaultBranch
-	}
-	if s.git.timeout <= 0 {
-		s.git.timeout = defaultGitTimeout
-	}
-	if err := s.git.check(o.Branch); err != nil {
-		return nil, err
-	}
-	s.ref = "refs/heads/" + o.Branch
-	if err := makeDir(on, filepath.Dir(filepath.Clean(dir)), dir); err != nil {
-		return nil, fmt.Errorf("gitstore: %w", err)
-	}
-	if s.lock, err = lockFolder(dir); err != nil {
-		return nil, err
-	}
-	if err := s.start(); err != nil {
-		return nil, errors.Join(err, s.lock.Unlock())
-	}
-	return s, nil
-}
-
-// lockFolder makes dir this process's own until Unlock, or until the process
-// ends, however it does.
-func lockFolder(dir string) (*flock.Flock, error) {
-	path := filepath.Join(dir, lockFile)
-	lock := flock.New(path, flock.SetFlag(os.O_CREATE|os.O_RDWR), flock.SetPermissions(0o644))
-	// A process that is killed in the moment in which it starts git leaves the
-	// lock to that child, until it has become git.
-	ctx, cancel := context.WithTimeout(context.Background(), lockPatience)
-	defer cancel()
-	locked, err := lock.TryLockContext(ctx, lockPatience/50)
-	if err != nil && ctx.Err() == nil {
-		return nil, fmt.Errorf("gitstore: %s cannot be locked: %w", dir, err)
-	}
-	if !locked {
-		holder, err := os.ReadFile(path)
-		if err != nil || len(holder) == 0 {
-			holder = []byte("a process that has not said its name")
-		}
-		return nil, errors.Join(fmt.Errorf("%w: %s is held by %s", ErrLocked, dir, holder), lock.Close())
-	}
-	host, _ := os.Hostname()
-	program, _ := os.Executable()
-	holder := fmt.Sprintf("process %d (%s) on %s since %s", os.Getpid(), filepath.Base(program), host, time.Now().UTC().Format(time.RFC3339))
-	if err := os.WriteFile(path, []byte(holder), 0o644); err != nil {
-		return nil, errors.Join(fmt.Errorf("gitstore: %w", err), lock.Unlock())
-	}
-	return lock, nil
-}
-
-// Close ends the store: calls under way are finished, others are ErrClosed.
-// The histories are brought up to date, and the index is saved. It blocks until
-// no goroutine and no git process of the store is left: for as long as git
-// takes, and with a git that hangs about three GitTimeouts for every four sessions behind. The error says
-// which histories lag; nothing is lost by that, the next Open brings them up to
-// date. A second Close does nothing.
-func (s *Store) Close() error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return nil
-	}
-	s.closed = true
-	s.mu.Unlock()
-	close(s.closing)
-	s.calls.Wait() // these start writers, which start historians
-	s.writers.Wait()
-	s.historians.Wait()
-	return errors.Join(s.behind(), s.saveIndex(), s.lock.Unlock())
-}
-
-// begin is the start of a call that touches the disk; end is to follow.
-func (s *Store) begin(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return subagent.ErrClosed
-	}
-	s.calls.Add(1) // Close sets closed before it waits
-	return nil
-}
-
-func (s *Store) end() { s.calls.Done() }
 
 // Create implements subagent.Store. Tasks of several sessions are stored
 // together, too. A session's name is that of its folder: ErrInvalidRequest if
@@ -305,11 +183,7 @@ func (s *Store) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Ta
 	defer s.end()
 	var result subagent.Task
 	err := s.commit(ctx, func() ([]*change, error) {
-		se := s.place(id)
-		if se == nil {
-			return nil, notFound(id)
-		}
-		c, err := s.look(ctx, se)
+		c, err := s.lookUp(ctx, id)
 		if err != nil {
 			return nil, err
 		}
@@ -317,7 +191,7 @@ func (s *Store) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Ta
 		if old == nil {
 			return []*change{c}, notFound(id)
 		}
-		before, err := s.whole(ctx, se, old)
+		before, err := s.whole(ctx, c.se, old)
 		if err != nil {
 			return []*change{c}, err
 		}
@@ -333,10 +207,8 @@ func (s *Store) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Ta
 // edit applies a caller's edit to t, which is a copy of before, the task of
 // old.
 func (c *change) edit(old *record, before, t *subagent.Task, edit func(*subagent.Task) error) error {
-	if err := normalise(t); err != nil { // a Metadata of its own
-		return err
-	}
 	edited := *t
+	edited.Metadata = maps.Clone(t.Metadata)
 	if err := edit(&edited); err != nil {
 		return err
 	}
@@ -353,9 +225,7 @@ func (c *change) edit(old *record, before, t *subagent.Task, edit func(*subagent
 	}
 	t.Version++
 	r, text := newRecord(*t, old)
-	if err := normalise(t); err != nil {
-		return err
-	}
+	t.Metadata = maps.Clone(t.Metadata) // the caller's own
 	c.add(r, old, text, transition(t, before.Status, t.Status))
 	return nil
 }

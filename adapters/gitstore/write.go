@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"github.com/go-subagent/subagent"
@@ -20,6 +22,9 @@ func (s *Store) writer(se *session) {
 func (s *Store) writeNext(se *session) (more bool) {
 	se.turn <- struct{}{}
 	defer se.give()
+	// Calls that are ready to run come first: with a free processor this costs
+	// nothing, and else they would have to wait for a write of their own.
+	runtime.Gosched()
 	s.mu.Lock()
 	g, st := se.startLocked()
 	if g == nil {
@@ -193,9 +198,7 @@ func (s *Store) adopt(se *session) error {
 // whole returns r's task with its text, however long.
 func (s *Store) whole(ctx context.Context, se *session, r *record) (subagent.Task, error) {
 	t := r.task
-	if err := normalise(&t); err != nil { // for a Metadata of its own
-		return t, err
-	}
+	t.Metadata = maps.Clone(t.Metadata)
 	if r.text == nil {
 		return t, nil
 	}
