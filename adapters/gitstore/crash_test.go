@@ -254,7 +254,7 @@ func requireOrdered(t *testing.T, folder string) {
 
 // TestSecondProcess has another process hold the folder.
 func TestSecondProcess(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), loadVariable+"="+dir, "GITSTORE_TEST_ROUND=0")
 	out, err := cmd.StdoutPipe()

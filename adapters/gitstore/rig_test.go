@@ -150,8 +150,23 @@ func memoryDir(t testing.TB) string {
 	if err != nil {
 		return t.TempDir()
 	}
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	t.Cleanup(func() { removeAll(t, dir) })
 	return dir
+}
+
+// removeAll waits for the git of a process that was killed, which may still be
+// writing.
+func removeAll(t testing.TB, dir string) {
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	late := time.After(30 * time.Second)
+	for err := os.RemoveAll(dir); err != nil; err = os.RemoveAll(dir) {
+		select {
+		case <-again.C:
+		case <-late:
+			t.Fatal(err)
+		}
+	}
 }
 
 // said collects what a store logs.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 
 func TestExample(t *testing.T) {
 	var out bytes.Buffer
-	require.NoError(t, run(t.TempDir(), &out))
+	require.NoError(t, run(tempDir(t), &out))
 	t.Log(out.String())
 	before, after, ok := strings.Cut(out.String(), "== killed with SIGKILL")
 	require.True(t, ok)
@@ -43,4 +44,23 @@ func TestExample(t *testing.T) {
 	require.NotContains(t, after, "card: quick")
 	require.Contains(t, history, " running→errored\n")
 	require.Contains(t, history, " queued→errored\n")
+}
+
+// tempDir is one that is removed when the git of the killed host has ended.
+func tempDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "gitstore-example")
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		again := time.NewTicker(10 * time.Millisecond)
+		defer again.Stop()
+		late := time.After(30 * time.Second)
+		for err := os.RemoveAll(dir); err != nil; err = os.RemoveAll(dir) {
+			select {
+			case <-again.C:
+			case <-late:
+				t.Fatal(err)
+			}
+		}
+	})
+	return dir
 }
