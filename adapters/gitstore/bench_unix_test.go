@@ -221,7 +221,7 @@ func BenchmarkOpen(b *testing.B) {
 			t.Status, t.ResultText, t.NotifiedAt = subagent.StatusCompleted, string(bytes.Repeat([]byte("result "), 50)), epoch
 			folder[name] = append(folder[name], t)
 		}
-		if i%(sessions/3) == 1 {
+		if i == 0 || i == sessions/2 || i == sessions-1 {
 			t := newTask(name)
 			folder[name], open = append(folder[name], t), append(open, t.ID)
 		}
