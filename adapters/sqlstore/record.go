@@ -1,0 +1,225 @@
+package sqlstore
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"reflect"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/go-subagent/subagent"
+)
+
+// record is a row: the task as JSON, which is the truth, and in columns what
+// filters need. It is not changed once it is made.
+type record struct {
+	n       int64 // the row's number, which no other row ever gets
+	task    subagent.Task
+	json    string
+	foreign bool // json has keys that this version does not know
+}
+
+// The statements that write a record. Each names the columns that it writes:
+// those that a newer version has added keep what they have. There are three to
+// replace one because an index is only kept up where a column of it is set.
+const (
+	insertSQL = `INSERT INTO tasks (task, version, status, owed, id, session_id, parent_task_id, external_task_id, agent_id, parent_msg_id)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING`
+	touchSQL   = `UPDATE tasks SET task = $1, version = $2 WHERE n = $3 AND version = $4`
+	moveSQL    = `UPDATE tasks SET task = $1, version = $2, status = $3, owed = $4 WHERE n = $5 AND version = $6`
+	rewriteSQL = `UPDATE tasks SET task = $1, version = $2, status = $3, owed = $4,
+		parent_task_id = $5, external_task_id = $6, agent_id = $7, parent_msg_id = $8 WHERE n = $9 AND version = $10`
+
+	columns = `n, id, version, task` // as scanRecord reads them
+	getSQL  = `SELECT ` + columns + ` FROM tasks WHERE id = $1`
+)
+
+// maxRecord bounds a task's JSON. A Runner stays far below it.
+const maxRecord = 256 << 20
+
+// newRecord is a task that is about to be created.
+func newRecord(t *subagent.Task) (*record, error) {
+	r := &record{task: *clone(t)}
+	r.task.Version = 1
+	return r, r.encode()
+}
+
+// next is r with what has become of its task. What a newer version has written
+// into it stays.
+func (r *record) next(t *subagent.Task) (*record, error) {
+	next := &record{n: r.n, task: *clone(t), foreign: r.foreign}
+	next.task.Version = r.task.Version + 1
+	if err := next.encode(); err != nil {
+		return nil, err
+	}
+	if r.foreign {
+		merged, err := mergeUnknown([]byte(r.json), []byte(next.json), taskType)
+		if err != nil {
+			return nil, fmt.Errorf("sqlstore: task %s: %w", r.task.ID, err)
+		}
+		next.json = string(merged)
+	}
+	return next, nil
+}
+
+func (r *record) encode() error {
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(&r.task); err != nil {
+		return fmt.Errorf("%w: task %s cannot be stored: %w", subagent.ErrInvalidRequest, r.task.ID, err)
+	}
+	if b.Len() > maxRecord {
+		return fmt.Errorf("%w: task %s is larger than %d MiB", subagent.ErrInvalidRequest, r.task.ID, maxRecord>>20)
+	}
+	r.json = strings.TrimSuffix(b.String(), "\n")
+	return nil
+}
+
+// scanRecord reads a row of columns.
+func scanRecord(row interface{ Scan(...any) error }) (*record, error) {
+	r := new(record)
+	var (
+		id      []byte
+		version int64
+	)
+	if err := row.Scan(&r.n, &id, &version, &r.json); err != nil {
+		return nil, err
+	}
+	if err := r.decode(); err != nil {
+		return nil, fmt.Errorf("%w: task %x in row %d: %w", errRow, id, r.n, err)
+	}
+	if !bytes.Equal(id, r.task.ID[:]) {
+		return nil, fmt.Errorf("%w: it is that of task %s, and the row %d is that of %x", errRow, r.task.ID, r.n, id)
+	}
+	r.task.Version = version
+	return r, nil
+}
+
+// errRow marks a row whose JSON cannot be read.
+var errRow = errors.New("the task's JSON is damaged")
+
+func (r *record) decode() error {
+	dec := json.NewDecoder(strings.NewReader(r.json))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(&r.task)
+	if err == nil {
+		_, err = dec.Token()
+		if err == io.EOF {
+			return nil
+		}
+		return errors.New("something follows the object")
+	}
+	// Either it has keys that are not known, or it is damaged: the second
+	// reading, which only says the latter, tells.
+	r.task, r.foreign = subagent.Task{}, true
+	return json.Unmarshal([]byte(r.json), &r.task)
+}
+
+// args are insertSQL's.
+func (r *record) args() []any {
+	return append([]any{r.json, r.task.Version}, append(r.keys()[:2:2],
+		append([]any{r.task.ID[:], r.task.ParentSessionID}, r.keys()[2:]...)...)...)
+}
+
+// keys are the columns that a change may touch, in rewriteSQL's order.
+func (r *record) keys() []any {
+	t := &r.task
+	return []any{string(t.Status), owed(t), orNull(t.ParentTaskID), textOrNull(t.ExternalTaskID), textOrNull(t.AgentID), textOrNull(t.ParentMsgID)}
+}
+
+func sameKeys(a, b *subagent.Task) bool {
+	return a.ParentTaskID == b.ParentTaskID && a.ExternalTaskID == b.ExternalTaskID &&
+		a.AgentID == b.AgentID && a.ParentMsgID == b.ParentMsgID
+}
+
+// What is not set is NULL, and not in the index.
+func textOrNull(s string) any {
+	if s == "" {
+		return nil
+	}
+	return s
+}
+
+func orNull(id uuid.UUID) any {
+	if id == uuid.Nil {
+		return nil
+	}
+	return id[:]
+}
+
+// owed is 1 if a notice of t's end is owed.
+func owed(t *subagent.Task) int64 {
+	if t.Background && t.Status.Terminal() && t.NotifiedAt.IsZero() {
+		return 1
+	}
+	return 0
+}
+
+func clone(t *subagent.Task) *subagent.Task {
+	c := *t
+	c.Metadata = maps.Clone(t.Metadata)
+	return &c
+}
+
+var taskType = reflect.TypeFor[subagent.Task]()
+
+// mergeUnknown adds to the object next, which holds a value of typ, the keys of
+// the object old that typ does not know, at every depth.
+func mergeUnknown(old, next []byte, typ reflect.Type) ([]byte, error) {
+	var was, is map[string]json.RawMessage
+	if err := json.Unmarshal(old, &was); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(next, &is); err != nil {
+		return nil, err
+	}
+	fields := fieldsOf(typ)
+	for key, value := range was {
+		field, known := fields[key]
+		switch {
+		case !known:
+			is[key] = value
+		case isObject(field, value):
+			inner := is[key]
+			if inner == nil {
+				inner = []byte("{}")
+			}
+			merged, err := mergeUnknown(value, inner, field)
+			if err != nil {
+				return nil, err
+			}
+			if is[key] != nil || string(merged) != "{}" {
+				is[key] = merged
+			}
+		}
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(is); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+// isObject reports whether a field of typ holds an object with keys of its own
+// that a newer version may have added to.
+func isObject(typ reflect.Type, value json.RawMessage) bool {
+	return typ.Kind() == reflect.Struct && bytes.HasPrefix(value, []byte("{"))
+}
+
+// fieldsOf are the JSON keys of a struct.
+func fieldsOf(typ reflect.Type) map[string]reflect.Type {
+	fields := make(map[string]reflect.Type, typ.NumField())
+	for i := range typ.NumField() {
+		name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
+		fields[name] = typ.Field(i).Type
+	}
+	return fields
+}

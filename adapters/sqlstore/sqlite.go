@@ -1,0 +1,232 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/ncruces/go-sqlite3"
+	"github.com/ncruces/go-sqlite3/driver"
+
+	"github.com/go-subagent/subagent"
+)
+
+const (
+	readers = 4
+
+	// checkpointPages is how long the write-ahead log grows before it is
+	// brought into the file: 16 MiB. Each time costs two syncs and a write.
+	checkpointPages = 4096
+)
+
+// What OpenSQLite refuses. The file is left as it was.
+var (
+	ErrDamaged     = errors.New("the file is damaged or no SQLite database")
+	ErrForeign     = errors.New("the file is a database of another application")
+	ErrNewerSchema = errors.New("the file was written by a newer version")
+)
+
+// OpenSQLite opens the file path, or creates it if it is missing or empty, and
+// brings an older schema up to date. Several processes of one machine may have
+// it open, but it must not be on a network file system. The caller owns the
+// Store and closes it after its Runners.
+//
+// A file that is damaged, belongs to something else, is of a newer schema or
+// cannot be written is an error that says so, and is not changed.
+func OpenSQLite(path string, o Options) (*Store, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("sqlstore: %w", err)
+	}
+	s := &Store{name: path, log: o.logger(), hosts: make(map[string]bool)}
+	s.ending, s.end = context.WithCancel(context.Background())
+	if err := s.openSQLite(path, o.busyTimeout()); err != nil {
+		s.end()
+		if s.read != nil {
+			_ = s.read.Close()
+		}
+		if s.write != nil {
+			_ = s.write.Close()
+		}
+		return nil, describe(path, "open", err)
+	}
+	return s, nil
+}
+
+func (s *Store) openSQLite(path string, busy time.Duration) (err error) {
+	// An absolute path is never taken for a URI, so no character in it means
+	// anything.
+	if s.write, err = driver.Open(path, func(c *sqlite3.Conn) error { return configure(c, busy, "") }); err != nil {
+		return err
+	}
+	s.write.SetMaxOpenConns(1)
+	if err := inspect(s.write); err != nil {
+		return err
+	}
+	if err := enterWAL(s.write, busy); err != nil {
+		return err
+	}
+	if err := migrate(s.write); err != nil {
+		return err
+	}
+	if err := syncFolder(filepath.Dir(path)); err != nil {
+		return err
+	}
+	s.read, err = driver.Open(path, func(c *sqlite3.Conn) error { return configure(c, busy, "PRAGMA query_only = on") })
+	if err != nil {
+		return err
+	}
+	s.read.SetMaxOpenConns(readers)
+	s.read.SetMaxIdleConns(readers)
+	if err := s.prepare(); err != nil {
+		return err
+	}
+	return s.reportUnknown()
+}
+
+// configure prepares a connection. It reads back what durability hangs on: a
+// driver or a build may have other defaults, or ignore a PRAGMA.
+func configure(c *sqlite3.Conn, busy time.Duration, more string) error {
+	if err := c.BusyTimeout(busy); err != nil {
+		return err
+	}
+	if err := c.Exec(fmt.Sprintf(`PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = %d; %s`, checkpointPages, more)); err != nil {
+		return err
+	}
+	stmt, _, err := c.Prepare(`PRAGMA synchronous`)
+	if err != nil {
+		return err
+	}
+	defer stmt.Close()
+	if !stmt.Step() || stmt.ColumnInt(0) != 2 {
+		return fmt.Errorf("PRAGMA synchronous is %d and not FULL: %w", stmt.ColumnInt(0), errors.Join(stmt.Err(), errDurability))
+	}
+	return nil
+}
+
+var errDurability = errors.New("the database would not be durable")
+
+// inspect refuses, before anything is written, a file that is not ours.
+func inspect(db *sql.DB) error {
+	var app, version, tables int
+	err := errors.Join(
+		db.QueryRow(`PRAGMA application_id`).Scan(&app),
+		db.QueryRow(`PRAGMA user_version`).Scan(&version),
+		db.QueryRow(`SELECT count(*) FROM sqlite_schema`).Scan(&tables))
+	switch {
+	case err != nil:
+		return err
+	case app == 0 && version == 0 && tables == 0:
+		return nil // new
+	case app != applicationID:
+		return fmt.Errorf("%w (application_id %d, %d tables and indexes)", ErrForeign, app, tables)
+	case version > schemaVersion:
+		return fmt.Errorf("%w: its schema is version %d, this program knows %d", ErrNewerSchema, version, schemaVersion)
+	}
+	return nil
+}
+
+// enterWAL switches the file to its write-ahead log, for good. While others
+// open it for the first time SQLite refuses that without waiting, hence the
+// loop; each round waits for whoever is in the way.
+func enterWAL(db *sql.DB, busy time.Duration) error {
+	deadline := time.Now().Add(busy)
+	for {
+		var mode string
+		err := db.QueryRow(`PRAGMA journal_mode = WAL`).Scan(&mode)
+		switch {
+		case err == nil && mode == "wal":
+			return nil
+		case err == nil:
+			return fmt.Errorf("PRAGMA journal_mode is %q and not WAL, which this system may not support: %w", mode, errDurability)
+		case !errors.Is(err, sqlite3.BUSY) || time.Now().After(deadline):
+			return err
+		}
+		// A transaction begins when nobody else's is open.
+		tx, err := db.Begin()
+		if err != nil {
+			return err
+		}
+		_ = tx.Rollback()
+	}
+}
+
+// syncFolder makes the names of the file and its log durable.
+func syncFolder(dir string) error {
+	if runtime.GOOS == "windows" {
+		return nil // it does so itself
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+func (s *Store) prepare() (err error) {
+	for _, p := range []struct {
+		stmt **sql.Stmt
+		db   *sql.DB
+		text string
+	}{
+		{&s.insert, s.write, insertSQL}, {&s.move, s.write, moveSQL}, {&s.touch, s.write, touchSQL},
+		{&s.rewrite, s.write, rewriteSQL}, {&s.get, s.read, getSQL},
+	} {
+		if *p.stmt, err = p.db.Prepare(p.text); err != nil {
+			return fmt.Errorf("%w: %w", ErrDamaged, err)
+		}
+	}
+	return nil
+}
+
+// reportUnknown logs statuses that this version does not know. Their tasks are
+// listed as they are; they are neither run, nor counted as live, nor changed.
+func (s *Store) reportUnknown() error {
+	last := ""
+	for range 1000 { // distinct values, each found in the index
+		var next sql.NullString
+		if err := s.read.QueryRow(`SELECT min(status) FROM tasks WHERE status > $1`, last).Scan(&next); err != nil {
+			return err
+		}
+		if !next.Valid {
+			return nil
+		}
+		last = next.String
+		if !subagent.Status(last).Valid() {
+			var n int
+			if err := s.read.QueryRow(`SELECT count(*) FROM tasks WHERE status = $1`, last).Scan(&n); err != nil {
+				return err
+			}
+			s.log.Warn("sqlstore: tasks with a status that this version does not know are left alone",
+				"file", s.name, "status", last, "tasks", n)
+		}
+	}
+	return nil
+}
+
+// describe is err with the file, the place in it and what it means.
+func describe(file, place string, err error) error {
+	if place != "" {
+		file += ": " + place
+	}
+	meaning := ""
+	switch {
+	case errors.Is(err, sqlite3.NOTADB), errors.Is(err, sqlite3.CORRUPT), errors.Is(err, errRow):
+		return fmt.Errorf("sqlstore: %s: %w: %w", file, ErrDamaged, err)
+	case errors.Is(err, sqlite3.FULL):
+		meaning = "no space is left for it: "
+	case errors.Is(err, sqlite3.READONLY), errors.Is(err, sqlite3.PERM):
+		meaning = "it cannot be written: "
+	case errors.Is(err, sqlite3.CANTOPEN):
+		meaning = "it cannot be opened: "
+	case errors.Is(err, sqlite3.BUSY):
+		meaning = "other processes have kept it busy for too long: "
+	}
+	return fmt.Errorf("sqlstore: %s: %s%w", file, meaning, err)
+}
