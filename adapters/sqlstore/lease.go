@@ -13,8 +13,6 @@ import (
 // empty owner, or a ttl that is not positive, is ErrInvalidRequest.
 func (s *Store) Renew(ctx context.Context, owner string, ttl time.Duration) error {
 	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
 	case owner == "":
 		return fmt.Errorf("%w: lease without an owner", subagent.ErrInvalidRequest)
 	case ttl <= 0:
@@ -49,9 +47,6 @@ func (s *Store) Live(ctx context.Context, owner string) (bool, error) {
 
 // Release implements subagent.Leaser.
 func (s *Store) Release(ctx context.Context, owner string) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	s.leave(owner)
 	return s.submit(ctx, 0, func(tx *txn) error {
 		_, err := tx.tx.Exec(`DELETE FROM leases WHERE owner = $1`, owner)

@@ -2,6 +2,7 @@ package sqlstore
 
 import (
 	"context"
+	"database/sql"
 	"sync"
 )
 
@@ -43,6 +44,9 @@ const (
 // everything else in it: a refusal that concerns the caller alone is not one.
 // do may run on the goroutine of another caller.
 func (s *Store) submit(ctx context.Context, size int, do func(*txn) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	e := &entry{do: do, size: size, turn: make(chan bool, 1)}
 	lead, err := s.queue.enter(e)
 	if err != nil {
@@ -146,11 +150,15 @@ func (q *queue) close() {
 	<-idle
 }
 
+// exclusive is a transaction in which what was read stays true until the
+// commit. For SQLite that is BEGIN IMMEDIATE: it waits for other writers when
+// it begins, never later, where waiting could be in vain.
+var exclusive = sql.TxOptions{Isolation: sql.LevelSerializable}
+
 // transact stores a batch, all of it or nothing. It is governed by no ctx: it
 // may be the work of many callers.
 func (s *Store) transact(batch []*entry) error {
-	ctx := context.Background()
-	tx, err := s.write.BeginTx(ctx, nil)
+	tx, err := s.write.BeginTx(context.Background(), &exclusive)
 	if err != nil {
 		return describe(s.name, "", err)
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // record is a row: the task as JSON, which is the truth, and in columns what
-// filters need. It is not changed once it is made.
+// filters need. Once it is stored it is not changed: several may read it.
 type record struct {
 	n       int64 // the row's number, which no other row ever gets
 	task    subagent.Task
@@ -29,7 +29,7 @@ type record struct {
 // replace one because an index is only kept up where a column of it is set.
 const (
 	insertSQL = `INSERT INTO tasks (task, version, status, owed, id, session_id, parent_task_id, external_task_id, agent_id, parent_msg_id)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING`
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING RETURNING n`
 	touchSQL   = `UPDATE tasks SET task = $1, version = $2 WHERE n = $3 AND version = $4`
 	moveSQL    = `UPDATE tasks SET task = $1, version = $2, status = $3, owed = $4 WHERE n = $5 AND version = $6`
 	rewriteSQL = `UPDATE tasks SET task = $1, version = $2, status = $3, owed = $4,
@@ -47,6 +47,23 @@ func newRecord(t *subagent.Task) (*record, error) {
 	r := &record{task: *clone(t)}
 	r.task.Version = 1
 	return r, r.encode()
+}
+
+// edited is what edit makes of r: r itself if it changes nothing. The edit's
+// error is returned unchanged.
+func (r *record) edited(edit func(*subagent.Task) error) (*record, error) {
+	t := clone(&r.task)
+	if err := edit(t); err != nil {
+		return nil, err
+	}
+	t.Version = r.task.Version
+	if same(t, &r.task) {
+		return r, nil
+	}
+	if err := checkChange(&r.task, t); err != nil {
+		return nil, err
+	}
+	return r.next(t)
 }
 
 // next is r with what has become of its task. What a newer version has written

@@ -1,6 +1,7 @@
 package sqlstore
 
 import (
+	"context"
 	"database/sql"
 	"fmt"
 )
@@ -62,7 +63,7 @@ INSERT INTO counters VALUES ('news', 0);
 // migrate brings the schema up to date in one transaction, which waits for the
 // others that open the file at the same time and then finds it done.
 func migrate(db *sql.DB) error {
-	tx, err := db.Begin()
+	tx, err := db.BeginTx(context.Background(), &exclusive)
 	if err != nil {
 		return err
 	}

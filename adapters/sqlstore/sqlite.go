@@ -113,11 +113,18 @@ var errDurability = errors.New("the database would not be durable")
 
 // inspect refuses, before anything is written, a file that is not ours.
 func inspect(db *sql.DB) error {
+	// One transaction, so that a file which others create meanwhile is seen
+	// either without a schema or with all of it.
+	tx, err := db.BeginTx(context.Background(), &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
 	var app, version, tables int
-	err := errors.Join(
-		db.QueryRow(`PRAGMA application_id`).Scan(&app),
-		db.QueryRow(`PRAGMA user_version`).Scan(&version),
-		db.QueryRow(`SELECT count(*) FROM sqlite_schema`).Scan(&tables))
+	err = errors.Join(
+		tx.QueryRow(`SELECT count(*) FROM sqlite_schema`).Scan(&tables),
+		tx.QueryRow(`PRAGMA application_id`).Scan(&app),
+		tx.QueryRow(`PRAGMA user_version`).Scan(&version))
 	switch {
 	case err != nil:
 		return err
@@ -148,7 +155,7 @@ func enterWAL(db *sql.DB, busy time.Duration) error {
 			return err
 		}
 		// A transaction begins when nobody else's is open.
-		tx, err := db.Begin()
+		tx, err := db.BeginTx(context.Background(), &exclusive)
 		if err != nil {
 			return err
 		}
@@ -212,15 +219,19 @@ func (s *Store) reportUnknown() error {
 
 // describe is err with the file, the place in it and what it means.
 func describe(file, place string, err error) error {
+	where := file
 	if place != "" {
-		file += ": " + place
+		where += ": " + place
 	}
 	meaning := ""
 	switch {
 	case errors.Is(err, sqlite3.NOTADB), errors.Is(err, sqlite3.CORRUPT), errors.Is(err, errRow):
-		return fmt.Errorf("sqlstore: %s: %w: %w", file, ErrDamaged, err)
-	case errors.Is(err, sqlite3.FULL):
-		meaning = "no space is left for it: "
+		return fmt.Errorf("sqlstore: %s: %w: %w", where, ErrDamaged, err)
+	case errors.Is(err, sqlite3.FULL), errors.Is(err, sqlite3.IOERR):
+		// The driver keeps the system's error to itself.
+		if cause := tryWrite(filepath.Dir(file)); cause != nil {
+			return fmt.Errorf("sqlstore: %s: %w: %w", where, cause, err)
+		}
 	case errors.Is(err, sqlite3.READONLY), errors.Is(err, sqlite3.PERM):
 		meaning = "it cannot be written: "
 	case errors.Is(err, sqlite3.CANTOPEN):
@@ -228,5 +239,15 @@ func describe(file, place string, err error) error {
 	case errors.Is(err, sqlite3.BUSY):
 		meaning = "other processes have kept it busy for too long: "
 	}
-	return fmt.Errorf("sqlstore: %s: %s%w", file, meaning, err)
+	return fmt.Errorf("sqlstore: %s: %s%w", where, meaning, err)
+}
+
+// tryWrite is what the system says to a mebibyte more in dir.
+func tryWrite(dir string) error {
+	f, err := os.CreateTemp(dir, ".sqlstore-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(make([]byte, 1<<20))
+	return errors.Join(err, f.Close(), os.Remove(f.Name()))
 }

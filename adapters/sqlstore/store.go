@@ -9,7 +9,7 @@
 // writing and a reading *sql.DB, a schema, and a transaction in which what was
 // read stays true until the commit.
 //
-// The only lock order is that there is none: Store.mu and queue.mu are leaves,
+// The only lock order is that there is none: those of Store, queue and cache are leaves,
 // and no foreign code (an edit, the body of a List loop, the fn of a Watch)
 // runs under a lock or inside a transaction.
 package sqlstore
@@ -49,6 +49,7 @@ type Store struct {
 	get                          *sql.Stmt // on read
 
 	queue  queue
+	recent cache
 	ending context.Context // ends with Close, and Watch with it
 	end    context.CancelFunc
 
@@ -103,9 +104,6 @@ func (s *Store) Close() error {
 
 // Create implements subagent.Store.
 func (s *Store) Create(ctx context.Context, tasks ...subagent.Task) error {
-	if err := ctx.Err(); err != nil || len(tasks) == 0 {
-		return err
-	}
 	rows := make([]*record, len(tasks))
 	size := 0
 	for i := range tasks {
@@ -120,6 +118,9 @@ func (s *Store) Create(ctx context.Context, tasks ...subagent.Task) error {
 		refused, err = tx.create(rows)
 		return err
 	})
+	if err == nil && refused == nil && len(rows) == 1 { // an import is not changed soon
+		s.recent.put(rows[0])
+	}
 	return cmpErr(err, refused)
 }
 
@@ -136,39 +137,51 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (subagent.Task, error) {
 // while edit runs. It runs again if the task was changed meanwhile; each such
 // round means that somebody else's change was stored, and ctx ends them.
 func (s *Store) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Task) error) (subagent.Task, error) {
-	for {
-		old, err := s.load(ctx, id)
+	// The first round may build on a guess, which only the compare-and-set in
+	// replace confirms: what does not come to that is decided on a task that
+	// was read.
+	old := s.recent.get(id)
+	for read := false; ; read = true {
+		if read || old == nil {
+			var err error
+			if old, err = s.load(ctx, id); err != nil {
+				return subagent.Task{}, err
+			}
+			read = true
+		}
+		next, err := old.edited(edit)
+		if !read && (err != nil || next == old) {
+			continue
+		}
 		if err != nil {
 			return subagent.Task{}, err
 		}
-		t := clone(&old.task)
-		if err := edit(t); err != nil {
-			return subagent.Task{}, err
+		stored := next == old
+		if !stored {
+			stored, err = s.replace(ctx, old, next)
 		}
-		t.Version = old.task.Version
-		if same(t, &old.task) {
-			return old.task, nil
-		}
-		if err := checkChange(&old.task, t); err != nil {
-			return subagent.Task{}, err
-		}
-		next, err := old.next(t)
-		if err != nil {
-			return subagent.Task{}, err
-		}
-		newsFor := s.newsFor(&old.task, &next.task)
-		stored := false
-		err = s.submit(ctx, len(next.json), func(tx *txn) (err error) {
-			stored, err = tx.replace(old, next, newsFor)
-			return err
-		})
 		if err != nil {
 			return subagent.Task{}, err
 		}
 		if stored {
-			return next.task, nil
+			return *clone(&next.task), nil // the record may be in the cache
 		}
 	}
+}
+
+// replace stores next in the place of old and reports false if old is not what
+// is stored any more.
+func (s *Store) replace(ctx context.Context, old, next *record) (stored bool, err error) {
+	newsFor := s.newsFor(&old.task, &next.task)
+	err = s.submit(ctx, len(next.json), func(tx *txn) (err error) {
+		stored, err = tx.replace(old, next, newsFor)
+		return err
+	})
+	if err != nil || !stored {
+		return false, err
+	}
+	s.recent.put(next)
+	return true, nil
 }
 
 // List implements subagent.Store. It reads page after page and keeps nothing
@@ -196,9 +209,6 @@ func (s *Store) List(ctx context.Context, f subagent.Filter) iter.Seq2[subagent.
 
 // Delete implements subagent.Store.
 func (s *Store) Delete(ctx context.Context, ids ...uuid.UUID) error {
-	if err := ctx.Err(); err != nil || len(ids) == 0 {
-		return err
-	}
 	var refused error
 	err := s.submit(ctx, 0, func(tx *txn) (err error) {
 		refused, err = tx.delete(ids)

@@ -37,12 +37,12 @@ func (t *txn) create(rows []*record) (refused, err error) {
 		}
 	}
 	for _, r := range rows {
-		n, err := t.exec(t.s.insert, r.args()...)
+		err := t.tx.StmtContext(context.Background(), t.s.insert).QueryRow(r.args()...).Scan(&r.n)
+		if errors.Is(err, sql.ErrNoRows) {
+			return exists(r.task.ID), nil
+		}
 		if err != nil {
 			return nil, err
-		}
-		if n == 0 {
-			return exists(r.task.ID), nil
 		}
 	}
 	return nil, nil
