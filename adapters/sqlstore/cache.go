@@ -8,7 +8,7 @@ import (
 
 // cache keeps the rows that were written last, so that the next change of a
 // task need not read it first. What it holds may be out of date: it is a guess
-// that counts only once a compare-and-set of the row's number and version has
+// that counts only once a compare-and-set of the row's birth and version has
 // confirmed it, and nobody is ever shown it before that. So nothing has to be
 // told to it when other processes write.
 type cache struct {

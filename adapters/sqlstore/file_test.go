@@ -3,6 +3,7 @@ package sqlstore_test
 import (
 	"bytes"
 	"database/sql"
+	"encoding/hex"
 	"errors"
 	"io"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/google/uuid"
 	_ "github.com/ncruces/go-sqlite3/driver"
 	"github.com/stretchr/testify/require"
 
@@ -120,7 +122,9 @@ func refusedPath(t *testing.T, path string) {
 func TestDamageInside(t *testing.T) {
 	path := stored(t, 2000)
 	raw := rawDB(t, path)
-	_, err := raw.Exec(`UPDATE tasks SET task = substr(task, 1, 50) WHERE n = 7`)
+	var victim uuid.UUID
+	require.NoError(t, raw.QueryRow(`SELECT id FROM tasks ORDER BY id LIMIT 1 OFFSET 7`).Scan(&victim))
+	_, err := raw.Exec(`UPDATE tasks SET task = substr(task, 1, 50) WHERE id = $1`, victim[:])
 	require.NoError(t, err)
 	var root int64
 	require.NoError(t, raw.QueryRow(`SELECT rootpage FROM sqlite_schema WHERE name = 'tasks_agent'`).Scan(&root))
@@ -133,7 +137,7 @@ func TestDamageInside(t *testing.T) {
 	require.ErrorContains(t, err, path)
 	_, err = list(t, s, subagent.Filter{})
 	require.ErrorIs(t, err, sqlstore.ErrDamaged)
-	require.ErrorContains(t, err, "row 7", "where it is")
+	require.ErrorContains(t, err, hex.EncodeToString(victim[:]), "where it is")
 	t.Log(err)
 	tasks, err := list(t, s, subagent.Filter{SessionID: "session 9"})
 	require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"reflect"
 	"strings"
 
@@ -18,8 +19,8 @@ import (
 // record is a row: the task as JSON, which is the truth, and in columns what
 // filters need. Once it is stored it is not changed: several may read it.
 type record struct {
-	n       int64 // the row's number, which no other row ever gets
 	task    subagent.Task
+	birth   int64 // random: a row that is created anew with the same ID has another
 	json    string
 	foreign bool // json has keys that this version does not know
 }
@@ -28,14 +29,14 @@ type record struct {
 // those that a newer version has added keep what they have. There are three to
 // replace one because an index is only kept up where a column of it is set.
 const (
-	insertSQL = `INSERT INTO tasks (task, version, status, owed, id, session_id, parent_task_id, external_task_id, agent_id, parent_msg_id)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING RETURNING n`
-	touchSQL   = `UPDATE tasks SET task = $1, version = $2 WHERE n = $3 AND version = $4`
-	moveSQL    = `UPDATE tasks SET task = $1, version = $2, status = $3, owed = $4 WHERE n = $5 AND version = $6`
+	insertSQL = `INSERT INTO tasks (task, version, status, owed, parent_task_id, external_task_id, agent_id, parent_msg_id, id, birth, session_id)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT DO NOTHING`
+	touchSQL   = `UPDATE tasks SET task = $1, version = $2 WHERE id = $3 AND version = $4 AND birth = $5`
+	moveSQL    = `UPDATE tasks SET task = $1, version = $2, status = $3, owed = $4 WHERE id = $5 AND version = $6 AND birth = $7`
 	rewriteSQL = `UPDATE tasks SET task = $1, version = $2, status = $3, owed = $4,
-		parent_task_id = $5, external_task_id = $6, agent_id = $7, parent_msg_id = $8 WHERE n = $9 AND version = $10`
+		parent_task_id = $5, external_task_id = $6, agent_id = $7, parent_msg_id = $8 WHERE id = $9 AND version = $10 AND birth = $11`
 
-	columns = `n, id, version, task` // as scanRecord reads them
+	columns = `id, birth, version, task` // as scanRecord reads them
 	getSQL  = `SELECT ` + columns + ` FROM tasks WHERE id = $1`
 )
 
@@ -44,7 +45,7 @@ const maxRecord = 256 << 20
 
 // newRecord is a task that is about to be created.
 func newRecord(t *subagent.Task) (*record, error) {
-	r := &record{task: *clone(t)}
+	r := &record{task: *clone(t), birth: rand.Int64()}
 	r.task.Version = 1
 	return r, r.encode()
 }
@@ -69,7 +70,7 @@ func (r *record) edited(edit func(*subagent.Task) error) (*record, error) {
 // next is r with what has become of its task. What a newer version has written
 // into it stays.
 func (r *record) next(t *subagent.Task) (*record, error) {
-	next := &record{n: r.n, task: *clone(t), foreign: r.foreign}
+	next := &record{birth: r.birth, task: *clone(t), foreign: r.foreign}
 	next.task.Version = r.task.Version + 1
 	if err := next.encode(); err != nil {
 		return nil, err
@@ -105,14 +106,14 @@ func scanRecord(row interface{ Scan(...any) error }) (*record, error) {
 		id      []byte
 		version int64
 	)
-	if err := row.Scan(&r.n, &id, &version, &r.json); err != nil {
+	if err := row.Scan(&id, &r.birth, &version, &r.json); err != nil {
 		return nil, err
 	}
 	if err := r.decode(); err != nil {
-		return nil, fmt.Errorf("%w: task %x in row %d: %w", errRow, id, r.n, err)
+		return nil, fmt.Errorf("%w: row with id %x: %w", errRow, id, err)
 	}
 	if !bytes.Equal(id, r.task.ID[:]) {
-		return nil, fmt.Errorf("%w: it is that of task %s, and the row %d is that of %x", errRow, r.task.ID, r.n, id)
+		return nil, fmt.Errorf("%w: row with id %x has that of task %s", errRow, id, r.task.ID)
 	}
 	r.task.Version = version
 	return r, nil
@@ -140,8 +141,8 @@ func (r *record) decode() error {
 
 // args are insertSQL's.
 func (r *record) args() []any {
-	return append([]any{r.json, r.task.Version}, append(r.keys()[:2:2],
-		append([]any{r.task.ID[:], r.task.ParentSessionID}, r.keys()[2:]...)...)...)
+	args := append([]any{r.json, r.task.Version}, r.keys()...)
+	return append(args, r.task.ID[:], r.birth, r.task.ParentSessionID)
 }
 
 // keys are the columns that a change may touch, in rewriteSQL's order.

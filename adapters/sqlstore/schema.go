@@ -20,12 +20,12 @@ const schemaVersion = len(migrations)
 //
 // The task column is the truth: the task's JSON. It comes last, so that what
 // stands before it is read without it. status, owed and the ids are there for
-// filters, version for compare-and-set, news_for and news for Watch. n is never
-// used twice. An id that is not set is NULL.
+// filters, version and birth for compare-and-set, news_for and news for Watch. An
+// id that is not set is NULL.
 var migrations = [...]string{`
 CREATE TABLE tasks (
-	n                INTEGER PRIMARY KEY AUTOINCREMENT,
 	id               BLOB NOT NULL,
+	birth            INTEGER NOT NULL,
 	version          INTEGER NOT NULL,
 	status           TEXT NOT NULL,
 	owed             INTEGER NOT NULL,

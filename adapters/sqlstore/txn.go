@@ -37,12 +37,12 @@ func (t *txn) create(rows []*record) (refused, err error) {
 		}
 	}
 	for _, r := range rows {
-		err := t.tx.StmtContext(context.Background(), t.s.insert).QueryRow(r.args()...).Scan(&r.n)
-		if errors.Is(err, sql.ErrNoRows) {
-			return exists(r.task.ID), nil
-		}
+		n, err := t.exec(t.s.insert, r.args()...)
 		if err != nil {
 			return nil, err
+		}
+		if n == 0 {
+			return exists(r.task.ID), nil
 		}
 	}
 	return nil, nil
@@ -76,13 +76,13 @@ func (t *txn) replace(old, next *record, newsFor string) (stored bool, err error
 	case old.task.Status != next.task.Status || owed(&old.task) != owed(&next.task):
 		stmt, args = t.s.move, append(args, string(next.task.Status), owed(&next.task))
 	}
-	// n is never used again, so together with the version it tells a row also
-	// from one that was created in its place.
-	n, err := t.exec(stmt, append(args, old.n, old.task.Version)...)
+	// The version alone does not tell a row from one that was deleted and
+	// created anew.
+	n, err := t.exec(stmt, append(args, old.task.ID[:], old.task.Version, old.birth)...)
 	if err != nil || n == 0 || newsFor == "" {
 		return n > 0, err
 	}
-	return true, t.announce(old.n, newsFor)
+	return true, t.announce(old.task.ID, newsFor)
 }
 
 // delete removes the terminal tasks among ids, or nothing if one is not.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/go-subagent/subagent"
 )
 
@@ -77,13 +79,13 @@ type withNumber struct {
 
 func (w withNumber) Scan(dest ...any) error { return w.row.Scan(append(dest, w.number)...) }
 
-// announce marks row n as news for owner.
-func (t *txn) announce(n int64, owner string) error {
+// announce marks a task as news for owner.
+func (t *txn) announce(id uuid.UUID, owner string) error {
 	if _, err := t.tx.Exec(`UPDATE counters SET value = value + 1 WHERE name = 'news'`); err != nil {
 		return err
 	}
 	_, err := t.tx.Exec(`UPDATE tasks SET news_for = $1, news = (SELECT value FROM counters WHERE name = 'news')
-		WHERE n = $2`, owner, n)
+		WHERE id = $2`, owner, id[:])
 	return err
 }
 
