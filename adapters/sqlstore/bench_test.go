@@ -90,7 +90,7 @@ func inFlight(b *testing.B, s subagent.Store, n int) {
 // dead Runner left.
 func BenchmarkStart(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "tasks.db")
-	fill(b, open(b, path), crowd)
+	fill(b, open(b, path), crowd())
 	for b.Loop() {
 		b.StopTimer()
 		leaveOpen(b, path, 100)
@@ -125,7 +125,13 @@ func leaveOpen(b *testing.B, path string, n int) {
 	require.NoError(b, s.Close())
 }
 
-const crowd = 100_000
+// crowd is how many tasks a file has: 100 000, or few when tests are short.
+func crowd() int {
+	if testing.Short() {
+		return 1000
+	}
+	return 100_000
+}
 
 // fill stores n ended tasks: of 100 sessions, 10 agents and two statuses.
 func fill(b testing.TB, s *sqlstore.Store, n int) []subagent.Task {
@@ -150,8 +156,8 @@ func fill(b testing.TB, s *sqlstore.Store, n int) []subagent.Task {
 // BenchmarkList reads 50 tasks out of 100 000.
 func BenchmarkList(b *testing.B) {
 	s := fresh(b)
-	tasks := fill(b, s, crowd)
-	middle := tasks[crowd/2].ID
+	tasks := fill(b, s, crowd())
+	middle := tasks[len(tasks)/2].ID
 	for _, f := range []struct {
 		name   string
 		filter subagent.Filter
@@ -183,7 +189,7 @@ func BenchmarkList(b *testing.B) {
 // BenchmarkMemory reports how the heap grows with finished tasks: it does not.
 func BenchmarkMemory(b *testing.B) {
 	s := fresh(b)
-	fill(b, s, 1000)
+	inFlight(b, s, 4000) // as many as the caches hold
 	heap := func() int64 {
 		runtime.GC()
 		runtime.GC()
@@ -193,8 +199,8 @@ func BenchmarkMemory(b *testing.B) {
 	}
 	before, n := heap(), 0
 	for b.Loop() {
-		inFlight(b, s, 10_000)
-		n += 10_000
+		inFlight(b, s, crowd()/10)
+		n += crowd() / 10
 	}
 	b.ReportMetric(float64(heap()-before)/float64(n), "B/task")
 }

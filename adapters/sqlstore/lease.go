@@ -47,7 +47,7 @@ func (s *Store) Live(ctx context.Context, owner string) (bool, error) {
 
 // Release implements subagent.Leaser.
 func (s *Store) Release(ctx context.Context, owner string) error {
-	s.leave(owner)
+	s.dismiss(owner)
 	return s.submit(ctx, 0, func(tx *txn) error {
 		_, err := tx.tx.Exec(`DELETE FROM leases WHERE owner = $1`, owner)
 		return err

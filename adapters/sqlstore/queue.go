@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
+	"slices"
 	"sync"
 )
 
@@ -94,13 +95,12 @@ func (q *queue) enter(e *entry) (lead bool, err error) {
 func (q *queue) leave(e *entry) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for i, w := range q.waiting {
-		if w == e {
-			q.waiting = append(q.waiting[:i], q.waiting[i+1:]...)
-			return true
-		}
+	i := slices.Index(q.waiting, e)
+	if i < 0 {
+		return false
 	}
-	return false
+	q.waiting = slices.Delete(q.waiting, i, i+1)
+	return true
 }
 
 // take is what the leader stores: its own entry and those that wait, in order.
@@ -113,7 +113,7 @@ func (q *queue) take(own *entry) []*entry {
 		n++
 	}
 	batch := append([]*entry{own}, q.waiting[:n]...)
-	q.waiting = append(q.waiting[:0], q.waiting[n:]...)
+	q.waiting = slices.Delete(q.waiting, 0, n)
 	return batch
 }
 
@@ -123,8 +123,8 @@ func (q *queue) handOn() {
 	defer q.mu.Unlock()
 	if len(q.waiting) > 0 {
 		next := q.waiting[0]
-		q.waiting = append(q.waiting[:0], q.waiting[1:]...)
-		next.turn <- true
+		q.waiting = slices.Delete(q.waiting, 0, 1)
+		next.turn <- true // has room: it is the only send
 		return
 	}
 	q.led = false

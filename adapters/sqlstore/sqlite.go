@@ -22,6 +22,9 @@ const (
 	// checkpointPages is how long the write-ahead log grows before it is
 	// brought into the file: 16 MiB. Each time costs two syncs and a write.
 	checkpointPages = 4096
+
+	// logBytes is what the log is cut to if a large import has made it longer.
+	logBytes = 64 << 20
 )
 
 // What OpenSQLite refuses. The file is left as it was.
@@ -95,7 +98,8 @@ func configure(c *sqlite3.Conn, busy time.Duration, more string) error {
 	if err := c.BusyTimeout(busy); err != nil {
 		return err
 	}
-	if err := c.Exec(fmt.Sprintf(`PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = %d; %s`, checkpointPages, more)); err != nil {
+	settings := `PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = %d; PRAGMA journal_size_limit = %d; `
+	if err := c.Exec(fmt.Sprintf(settings, checkpointPages, logBytes) + more); err != nil {
 		return err
 	}
 	stmt, _, err := c.Prepare(`PRAGMA synchronous`)

@@ -4,14 +4,14 @@
 // of dead ones, and a cancel that is asked for in one process is seen by the
 // process that executes the task.
 //
-// Only sqlite.go knows SQLite; the rest is database/sql and the SQL that
-// PostgreSQL has, too. What another database has to bring: an Open with a
-// writing and a reading *sql.DB, a schema, and a transaction in which what was
-// read stays true until the commit.
+// Only sqlite.go and schema.go know SQLite; the rest is database/sql and the SQL
+// that PostgreSQL has, too. What another database has to bring: an Open with a
+// writing and a reading *sql.DB, a schema, and serializable transactions.
 //
-// The only lock order is that there is none: those of Store, queue and cache are leaves,
-// and no foreign code (an edit, the body of a List loop, the fn of a Watch)
-// runs under a lock or inside a transaction.
+// There are three locks, of Store, queue and cache. Each is a leaf: nothing is
+// locked under it, nothing is read or stored, and no foreign code runs. An edit,
+// the body of a List loop and the fn of a Watch run outside of transactions,
+// too.
 package sqlstore
 
 import (

@@ -115,7 +115,8 @@ func (s *Store) host(owner string) {
 	s.hosts[owner] = true
 }
 
-func (s *Store) leave(owner string) {
+// dismiss notes that owner does not any more.
+func (s *Store) dismiss(owner string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.hosts, owner)
