@@ -162,7 +162,7 @@ func (s *Store) transact(batch []*entry) error {
 	if err != nil {
 		return describe(s.name, "", err)
 	}
-	t := &txn{s: s, tx: tx}
+	t := &txn{s: s, tx: tx, bound: make(map[*sql.Stmt]*sql.Stmt)}
 	for _, e := range batch {
 		if err := e.do(t); err != nil {
 			_ = tx.Rollback() // whether it can be or not, nothing was committed

@@ -16,13 +16,19 @@ import (
 // a verb refuses to its caller is returned apart, and then the verb has changed
 // nothing.
 type txn struct {
-	s  *Store
-	tx *sql.Tx
+	s     *Store
+	tx    *sql.Tx
+	bound map[*sql.Stmt]*sql.Stmt // the Store's statements, made this transaction's
 }
 
 // exec runs a prepared statement and returns how many rows it changed.
 func (t *txn) exec(stmt *sql.Stmt, args ...any) (int64, error) {
-	res, err := t.tx.StmtContext(context.Background(), stmt).Exec(args...)
+	bound := t.bound[stmt]
+	if bound == nil {
+		bound = t.tx.StmtContext(context.Background(), stmt)
+		t.bound[stmt] = bound
+	}
+	res, err := bound.Exec(args...)
 	if err != nil {
 		return 0, err
 	}

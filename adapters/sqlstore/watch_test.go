@@ -124,6 +124,28 @@ func TestOwnWritesAreNoNews(t *testing.T) {
 	require.Equal(t, last.ID, firstNews(t, s, "me").ID, "told of its own write")
 }
 
+// TestNewsAreToldOnce: each look goes on where the last one ended.
+func TestNewsAreToldOnce(t *testing.T) {
+	path := file(t)
+	mine, other := open(t, path), open(t, path)
+	tasks := []subagent.Task{newTask(), newTask(), newTask()}
+	for i := range tasks {
+		tasks[i].Owner = "me"
+	}
+	require.NoError(t, mine.Create(t.Context(), tasks...))
+	ctx, cancel := context.WithCancel(t.Context())
+	told, ended := make(chan subagent.Task, 100), make(chan error, 1)
+	go func() { ended <- mine.Watch(ctx, "me", func(task subagent.Task) { told <- task }) }() // ends with ctx
+	for _, task := range tasks {
+		_, err := other.Update(t.Context(), task.ID, func(t *subagent.Task) error { t.Status = subagent.StatusQueued; return nil })
+		require.NoError(t, err)
+		require.Equal(t, task.ID, (<-told).ID)
+	}
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	require.Empty(t, told)
+}
+
 func TestWatchEndsWithTheStore(t *testing.T) {
 	s, err := sqlstore.OpenSQLite(file(t), sqlstore.Options{})
 	require.NoError(t, err)
