@@ -21,9 +21,11 @@ import (
 // BenchmarkUpdate is one durable update of one task, with nobody to share the
 // sync, beside the least that durability costs: an append of a page to a file,
 // and a sync of its data. They take turns, so that both meet the same disk.
-// "ratio" is that of the medians.
+// "ratio" is that of the medians. The store has been in use for a while: its log
+// has been brought into the file and begun again.
 func BenchmarkUpdate(b *testing.B) {
 	s := fresh(b)
+	fill(b, s, min(crowd(), 20_000))
 	task := newTask()
 	task.Status = subagent.StatusRunning
 	require.NoError(b, s.Create(b.Context(), task))
