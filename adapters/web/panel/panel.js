@@ -156,10 +156,20 @@ function drawNow() {
     const all = tasks.order.length;
     put($('shown'), rows.length === all ? plural(all, 'task') : `${count(rows.length)} of ${plural(all, 'task')}`);
     $('nothing').hidden = rows.length > 0;
-    lanes.draw(filter.session);
+    lanesSoon();
   }
   drawNothing();
   drawer.draw();
+}
+
+// The chart is drawn a few times a second at most: it is much to draw, and bars
+// that grow by a hair need no more.
+let lanesTimer;
+function lanesSoon() {
+  lanesTimer ??= setTimeout(() => {
+    lanesTimer = undefined;
+    lanes.draw(filter.session);
+  }, 250);
 }
 
 function drawNothing() {

@@ -23,7 +23,7 @@ export class Table {
     this.above = this.#filler();
     this.below = this.#filler();
     this.body.append(this.above, this.below);
-    this.scroller.addEventListener('scroll', () => this.#scrolled(), { passive: true });
+    this.scroller.addEventListener('scroll', () => this.draw(), { passive: true });
     this.scroller.addEventListener('keydown', (e) => this.#key(e));
     this.body.addEventListener('click', (e) => this.#click(e));
     this.body.addEventListener('focusin', (e) => this.#focused(e));
@@ -67,10 +67,6 @@ export class Table {
     this.#focusRow(this.#rows.findIndex((t) => t.task_id === id));
   }
 
-  #scrolled() {
-    this.draw();
-  }
-
   #window() {
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / rowHeight) - spare);
     const last = Math.min(this.#rows.length, Math.ceil((this.scroller.scrollTop + this.scroller.clientHeight) / rowHeight) + spare);
@@ -93,21 +89,24 @@ export class Table {
     const wanted = this.#rows.slice(first, last);
     const ids = new Set(wanted.map((t) => t.task_id));
     const tab = ids.has(this.#active) ? this.#active : wanted[Math.min(wanted.length - 1, first ? spare : 0)]?.task_id;
-    for (const [id, row] of this.#byID) {
-      if (ids.has(id)) continue;
+    // A row that leaves is used for one that comes, where it stands if possible:
+    // moving rows is what costs.
+    const leaving = [...this.body.children].filter((row) => row.dataset.id && !ids.has(row.dataset.id));
+    for (const row of leaving) {
       if (row.contains(document.activeElement)) this.scroller.focus({ preventScroll: true });
-      row.remove();
-      this.#byID.delete(id);
-      this.#free.push(row);
+      this.#byID.delete(row.dataset.id);
     }
+    for (const task of wanted) {
+      if (this.#byID.has(task.task_id)) continue;
+      const row = leaving.shift() ?? this.#free.pop() ?? this.#make();
+      row.dataset.id = task.task_id;
+      this.#byID.set(task.task_id, row);
+    }
+    for (const row of leaving) row.remove();
+    this.#free.push(...leaving);
     let next = this.above.nextSibling;
     wanted.forEach((task, i) => {
-      let row = this.#byID.get(task.task_id);
-      if (!row) {
-        row = this.#free.pop() ?? this.#make();
-        row.dataset.id = task.task_id;
-        this.#byID.set(task.task_id, row);
-      }
+      const row = this.#byID.get(task.task_id);
       if (row !== next) this.body.insertBefore(row, next);
       else next = next.nextSibling;
       this.#fill(row, task, first + i, tab);
@@ -145,8 +144,18 @@ export class Table {
     return row;
   }
 
+  // fill writes what has changed: all of it for another task or another state of
+  // it, else what goes on by itself.
   #fill(row, task, index, tab) {
     const c = row.cells_;
+    const parent = task.parent_task_id && this.tasks.byID.get(task.parent_task_id);
+    const reachable = task.task_id === tab ? 0 : -1;
+    put(c.place, task.status === 'queued' ? count(this.tasks.place(task)) : '');
+    put(c.waited, task.status === 'pending' ? '' : duration(waited(task)));
+    put(c.ran, task.started_at ? duration(ran(task)) : '');
+    const shown = [task, index, reachable, task.task_id === this.#selected, parent];
+    if (row.shown?.every((v, i) => v === shown[i])) return;
+    row.shown = shown;
     row.setAttribute('aria-rowindex', index + 2);
     row.dataset.state = stateOf(task);
     row.classList.toggle('selected', task.task_id === this.#selected);
@@ -156,19 +165,14 @@ export class Table {
     c.open.setAttribute('aria-expanded', task.task_id === this.#selected);
     put(c.agent, task.agent_id ?? '');
     c.agent.title = task.agent_id ?? '';
-    put(c.place, task.status === 'queued' ? count(this.tasks.place(task)) : '');
-    put(c.waited, task.status === 'pending' ? '' : duration(waited(task)));
-    put(c.ran, task.started_at ? duration(ran(task)) : '');
     put(c.in, task.usage?.input_tokens ? count(task.usage.input_tokens) : '');
     put(c.out, task.usage?.output_tokens ? count(task.usage.output_tokens) : '');
     put(c.cached, task.usage?.cache_read_tokens ? count(task.usage.cache_read_tokens) : '');
-    const parent = task.parent_task_id && this.tasks.byID.get(task.parent_task_id);
     put(c.parent, parent ? title(parent) : (task.parent_task_id ?? ''));
     c.parent.title = task.parent_task_id ?? '';
     const href = safeLink(task.link);
     c.link.hidden = !href;
     if (href) c.link.href = href;
-    const reachable = task.task_id === tab ? 0 : -1;
     c.open.tabIndex = c.link.tabIndex = reachable;
     c.link.setAttribute('aria-label', `Show ${title(task)} where it belongs`);
     if (!c.stop) return;

@@ -102,9 +102,11 @@ export class Tasks {
   children(id) {
     if (this.#children.version !== this.version) {
       const of = new Map();
-      for (const child of this.all()) {
+      for (const child of this.all().reverse()) {
         const parent = child.parent_task_id;
-        if (parent) of.set(parent, [child, ...(of.get(parent) ?? [])]);
+        if (!parent) continue;
+        if (!of.has(parent)) of.set(parent, []);
+        of.get(parent).push(child);
       }
       this.#children = { version: this.version, of };
     }
