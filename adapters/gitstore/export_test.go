@@ -91,3 +91,11 @@ func (s *Store) IDs() (ids []uuid.UUID) {
 	}
 	return ids
 }
+
+// PopsReconcile reports whether a burst would take a reconcile whose state
+// nobody has looked up.
+func (s *Store) PopsReconcile() bool {
+	se := &session{history: history{queue: []entry{{reconcile: true}}}}
+	_, ok := s.pop(se, false)
+	return ok
+}

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -36,11 +37,7 @@ var always = []string{
 // to be called when it has ended.
 func (g *git) command(ctx context.Context, limit time.Duration, folder string, args ...string) (*exec.Cmd, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
-	program := g.program
-	if program == "" {
-		program = "git"
-	}
-	cmd := exec.CommandContext(ctx, program, append(always[:len(always):len(always)], args...)...)
+	cmd := exec.CommandContext(ctx, g.program, append(always[:len(always):len(always)], args...)...)
 	cmd.Dir, cmd.WaitDelay = folder, killGrace
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "GIT_") {
@@ -55,10 +52,6 @@ func (g *git) command(ctx context.Context, limit time.Duration, folder string, a
 
 // run returns what git prints. Its error has what git says.
 func (g *git) run(ctx context.Context, folder string, in io.Reader, args ...string) ([]byte, error) {
-	folder, err := filepath.Abs(folder) // GIT_DIR is read in that folder
-	if err != nil {
-		return nil, err
-	}
 	cmd, cancel := g.command(ctx, g.timeout, folder, args...)
 	defer cancel()
 	var out, complaint bytes.Buffer
@@ -77,17 +70,20 @@ func gitError(verb string, err error, complaint []byte) error {
 
 var versionText = regexp.MustCompile(`^git version (\d+)\.(\d+)`)
 
-// check refuses to work without a git that can do all that is asked of it, and
-// with a branch that it would not take.
+// check finds the git program. It refuses to work without one that can do all
+// that is asked of it, and with a branch that it would not take.
 func (g *git) check(branch string) error {
 	if g.program == "" {
-		path, err := exec.LookPath("git")
-		if err != nil {
-			return fmt.Errorf("gitstore: the git program is needed, 2.30 or newer: %w", err)
-		}
-		g.program = path
+		g.program = "git"
 	}
-	out, err := g.run(context.Background(), ".", nil, "version")
+	path, err := exec.LookPath(g.program)
+	if err == nil {
+		g.program, err = filepath.Abs(path) // it is run in other folders
+	}
+	var out []byte
+	if err == nil {
+		out, err = g.run(context.Background(), "", nil, "version")
+	}
 	if err != nil {
 		return fmt.Errorf("gitstore: the git program is needed, 2.30 or newer: %w", err)
 	}
@@ -103,7 +99,7 @@ func (g *git) check(branch string) error {
 	if branch == defaultBranch {
 		return nil
 	}
-	if _, err := g.run(context.Background(), ".", nil, "check-ref-format", "refs/heads/"+branch); err != nil {
+	if _, err := g.run(context.Background(), "", nil, "check-ref-format", "refs/heads/"+branch); err != nil {
 		return fmt.Errorf("gitstore: %q cannot be the name of a branch: %w", branch, err)
 	}
 	return nil
@@ -122,7 +118,7 @@ func hasRepository(folder string) bool {
 // on is not ours.
 func (g *git) initRepository(folder, ref string) error {
 	first := "main"
-	if ref == "refs/heads/"+first {
+	if strings.HasPrefix(ref+"/", "refs/heads/"+first+"/") {
 		first = "conversation"
 	}
 	apart := filepath.Join(folder, ".git"+newSuffix)
@@ -159,9 +155,9 @@ func excludeOurs(folder string) error {
 		return err
 	}
 	var add []byte
-	lines := strings.Split(string(old), "\n")
+	lines := strings.Split(strings.ReplaceAll(string(old), "\r\n", "\n"), "\n")
 	for _, pattern := range ours {
-		if !contains(lines, pattern) {
+		if !slices.Contains(lines, pattern) {
 			add = append(add, pattern+"\n"...)
 		}
 	}
@@ -171,7 +167,8 @@ func excludeOurs(folder string) error {
 	if len(old) > 0 && old[len(old)-1] != '\n' {
 		add = append([]byte("\n"), add...)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	// Not MkdirAll: a link may lead to a repository that is gone.
+	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
@@ -180,15 +177,6 @@ func excludeOurs(folder string) error {
 	}
 	_, err = f.Write(add)
 	return errors.Join(err, f.Close())
-}
-
-func contains(lines []string, want string) bool {
-	for _, l := range lines {
-		if strings.TrimSuffix(l, "\r") == want {
-			return true
-		}
-	}
-	return false
 }
 
 // commonDir is the folder with a repository's refs and objects: .git, or, in
@@ -219,6 +207,37 @@ func commonDir(folder string) (string, error) {
 		return dir, nil
 	}
 	return within(dir, strings.TrimSpace(string(common))), err
+}
+
+// hasBranch reports, without git, whether there is a branch in a folder's
+// repository. Where only git can tell it reports true.
+func hasBranch(folder, ref string) bool {
+	dir, err := commonDir(folder)
+	if dir == "" || err != nil {
+		return false
+	}
+	for _, name := range []string{filepath.FromSlash(ref), "reftable"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
+			return true
+		}
+	}
+	packed, err := os.ReadFile(filepath.Join(dir, "packed-refs"))
+	return err == nil && bytes.Contains(packed, []byte(" "+ref+"\n"))
+}
+
+// sameRepository reports whether two folders belong to one.
+func sameRepository(a, b string) bool {
+	var infos [2]os.FileInfo
+	for i, folder := range []string{a, b} {
+		dir, err := commonDir(folder)
+		if err == nil {
+			infos[i], err = os.Stat(dir)
+		}
+		if err != nil {
+			return false
+		}
+	}
+	return os.SameFile(infos[0], infos[1])
 }
 
 // within is path as seen from folder.

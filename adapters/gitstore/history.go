@@ -85,6 +85,9 @@ func (s *Store) recordLocked(se *session, before *state, entries []entry) {
 
 func (s *Store) wakeLocked(se *session) {
 	h := &se.history
+	if s.opening {
+		return
+	}
 	if h.active {
 		select {
 		case h.more <- struct{}{}:
@@ -242,7 +245,7 @@ func (s *Store) pop(se *session, wait bool) (entry, bool) {
 		s.mu.Lock()
 		if h := &se.history; len(h.queue) > 0 {
 			e := h.queue[0]
-			if wait && e.state == nil { // it is for the next burst
+			if e.state == nil { // it is for the next burst, which finds out
 				s.mu.Unlock()
 				return entry{}, false
 			}

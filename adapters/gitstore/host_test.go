@@ -56,7 +56,7 @@ var ours = regexp.MustCompile(`^(tasks\.json|tasks/[0-9a-f-]{36}\.txt|\.git/obje
 func hosts(t *testing.T, folder string) map[string]string {
 	files := make(map[string]string)
 	require.NoError(t, filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
+		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
 		rel, err := filepath.Rel(folder, path)

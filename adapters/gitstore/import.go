@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,11 +40,12 @@ func (e *entry) message() string {
 // branch makes the repository ready for a burst and looks at the branch, unless
 // the last burst has left it well known.
 func (s *Store) branch(se *session) (tip, error) {
-	if se.history.known && hasRepository(s.path(se)) {
+	folder := s.path(se)
+	there := hasRepository(folder)
+	if se.history.known && there {
 		return tip{exists: true}, nil
 	}
-	folder := s.path(se)
-	if !hasRepository(folder) {
+	if !there {
 		if err := s.git.initRepository(folder, s.ref); err != nil {
 			return tip{}, err
 		}
@@ -55,17 +57,38 @@ func (s *Store) branch(se *session) (tip, error) {
 	if err != nil {
 		return tip{}, err
 	}
-	if t.exists && t.tasks == nil {
-		return tip{}, fmt.Errorf("%s of %s has no %s: it is the host's, so give Options.Branch another name", s.ref, folder, tasksFile)
+	return t, s.checkBranch(se, &t)
+}
+
+// checkBranch says so if the branch is not ours to write.
+func (s *Store) checkBranch(se *session, t *tip) error {
+	folder := s.path(se)
+	trees, err := s.git.run(context.Background(), folder, nil, "worktree", "list", "--porcelain")
+	if err != nil {
+		return err
 	}
-	head, err := s.git.run(context.Background(), folder, nil, "symbolic-ref", "--quiet", "HEAD")
-	if exit := (*exec.ExitError)(nil); err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 1) { // 1: HEAD is detached
-		return tip{}, err
+	if slices.Contains(strings.Split(string(trees), "\n"), "branch "+s.ref) {
+		return fmt.Errorf("%s of %s is checked out: it would move under the host, so give Options.Branch another name", s.ref, folder)
 	}
-	if strings.TrimSpace(string(head)) == s.ref {
-		return tip{}, fmt.Errorf("%s of %s is checked out: it would move under the host, so give Options.Branch another name", s.ref, folder)
+	if !t.exists {
+		return nil
 	}
-	return t, nil
+	past, err := parseState(se.name, s.ref+":"+tasksFile, t.tasks)
+	if err != nil {
+		return fmt.Errorf("%s of %s has no %s of ours: it is the host's, so give Options.Branch another name: %w", s.ref, folder, tasksFile, err)
+	}
+	return s.checkSharing(se, past)
+}
+
+// checkSharing says so if past, which the branch says, is of another session
+// whose folder is a work tree of the same repository.
+func (s *Store) checkSharing(se *session, past *state) error {
+	for _, r := range past.rows {
+		if other := r.task.ParentSessionID; r.foreign && checkName(other) == nil && sameRepository(s.path(se), filepath.Join(s.dir, other)) {
+			return fmt.Errorf("%s of %s is the history of session %q, whose repository is the same", s.ref, s.path(se), other)
+		}
+	}
+	return nil
 }
 
 // tidy takes away what a git that was killed has left in the host's
@@ -73,8 +96,8 @@ func (s *Store) branch(se *session) (tip, error) {
 // that is older than any git of ours can be.
 func (s *Store) tidy(folder string) error {
 	dir, err := commonDir(folder)
-	if err != nil {
-		return err
+	if dir == "" || err != nil {
+		return err // git will say what is wrong
 	}
 	lock := filepath.Join(dir, filepath.FromSlash(s.ref)+".lock")
 	if info, err := os.Lstat(lock); err == nil && time.Since(info.ModTime()) > 2*(burstTime+s.git.timeout) {
@@ -128,11 +151,11 @@ func readObject(in *bufio.Reader) (data []byte, ok bool, err error) {
 	return data[:size], true, nil
 }
 
-// blob returns a file of the branch, nil if it is not there or there is no
-// repository.
+// blob returns a file of the branch, nil if it is not there. Without a branch no
+// git is run: a call may wait for this.
 func (s *Store) blob(ctx context.Context, se *session, name string) ([]byte, error) {
 	folder := s.path(se)
-	if !hasRepository(folder) {
+	if !hasBranch(folder, s.ref) {
 		return nil, nil
 	}
 	out, err := s.git.run(ctx, folder, strings.NewReader(s.ref+":"+name+"\n"), "cat-file", "--batch")
@@ -158,15 +181,12 @@ type importer struct {
 
 // startImport starts one. It is ended by finish, or killed when its time is up.
 func (s *Store) startImport(se *session, exists bool) (*importer, error) {
-	folder, err := filepath.Abs(s.path(se))
-	if err != nil {
-		return nil, err
-	}
 	imp := &importer{store: s, se: se, began: time.Now(), from: exists}
 	// A git that outlives this process and ends after the next one has begun
 	// moves nothing: fast-import refuses to leave commits behind, on either side.
-	imp.cmd, imp.cancel = s.git.command(context.Background(), burstTime+s.git.timeout, folder, "fast-import", "--quiet", "--date-format=raw")
+	imp.cmd, imp.cancel = s.git.command(context.Background(), burstTime+s.git.timeout, s.path(se), "fast-import", "--quiet", "--date-format=raw")
 	imp.cmd.Stderr = &imp.complaint
+	var err error
 	if imp.in, err = imp.cmd.StdinPipe(); err == nil {
 		err = imp.cmd.Start()
 	}

@@ -24,7 +24,7 @@ import (
 // so that the inode or the time is another one.
 type stamp struct {
 	inode, size, mtime int64 // mtime in ns; all zero: there is no file
-	dir                bool
+	odd                bool  // it is a folder, a link or the like
 }
 
 func (a stamp) there() bool { return a != stamp{} }
@@ -37,7 +37,7 @@ func stampOf(path string) (stamp, error) {
 	if err != nil {
 		return stamp{}, err
 	}
-	return stamp{inode: inodeOf(info), size: info.Size(), mtime: info.ModTime().UnixNano(), dir: info.IsDir()}, nil
+	return stamp{inode: inodeOf(info), size: info.Size(), mtime: info.ModTime().UnixNano(), odd: !info.Mode().IsRegular()}, nil
 }
 
 // racy is how much older than the index a file must be. Within the grain of a
@@ -81,6 +81,14 @@ func (s *Store) start() error {
 			}
 		}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opening = false
+	for _, se := range s.sessions {
+		if len(se.history.queue) > 0 {
+			s.wakeLocked(se)
+		}
+	}
 	return nil
 }
 
@@ -93,8 +101,7 @@ func (s *Store) meet(name string, known *indexed) error {
 	}
 	if !at.there() && known == nil {
 		// A conversation without tasks, unless its history says otherwise.
-		ref := filepath.Join(s.dir, name, ".git", filepath.FromSlash(s.ref))
-		if _, err := os.Lstat(ref); err != nil {
+		if !hasBranch(filepath.Join(s.dir, name), s.ref) {
 			return nil
 		}
 	}

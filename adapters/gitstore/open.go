@@ -37,6 +37,9 @@ const (
 func Open(dir string, o Options) (*Store, error) { return open(dir, o, osFiles{}) }
 
 func open(dir string, o Options, on files) (_ *Store, err error) {
+	if dir, err = filepath.Abs(dir); err != nil { // the host may go to another folder
+		return nil, fmt.Errorf("gitstore: %w", err)
+	}
 	s := &Store{
 		dir: dir, files: on, log: o.Logger,
 		git:      git{program: o.Git, timeout: o.GitTimeout},
@@ -47,6 +50,7 @@ func open(dir string, o Options, on files) (_ *Store, err error) {
 		sessions: make(map[string]*session),
 		ids:      make(map[uuid.UUID]*session),
 		cached:   list.New(),
+		opening:  true,
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -61,7 +65,7 @@ func open(dir string, o Options, on files) (_ *Store, err error) {
 		return nil, err
 	}
 	s.ref = "refs/heads/" + o.Branch
-	if err := makeDir(on, filepath.Dir(filepath.Clean(dir)), dir); err != nil {
+	if err := makeDir(on, filepath.Dir(dir), dir); err != nil {
 		return nil, fmt.Errorf("gitstore: %w", err)
 	}
 	if s.lock, err = lockFolder(dir); err != nil {

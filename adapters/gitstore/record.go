@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -107,6 +108,10 @@ func textName(t *subagent.Task, old *record) string {
 	return name + ".txt"
 }
 
+// textSuffix is what textName adds to an ID. A name is a path that is read and
+// removed, and a line of what git is told: no other is taken from a file.
+var textSuffix = regexp.MustCompile(`^(\.[0-9]+)?\.txt$`)
+
 // readRecord reads what tasks.json has under key. What it does not know it
 // keeps; what cannot be is an error.
 func readRecord(session, key string, raw json.RawMessage) (*record, error) {
@@ -126,6 +131,9 @@ func readRecord(session, key string, raw json.RawMessage) (*record, error) {
 		r.text = new(textRef)
 		if err := json.Unmarshal(ref, r.text); err != nil {
 			return nil, fmt.Errorf("task %s: %s: %w", key, keyTextFile, err)
+		}
+		if rest, ok := strings.CutPrefix(r.text.Name, textFolder+"/"+key); !ok || !textSuffix.MatchString(rest) {
+			return nil, fmt.Errorf("task %s: %s is %q, which cannot be", key, keyTextFile, r.text.Name)
 		}
 		delete(m, keyTextFile)
 	}

@@ -67,13 +67,21 @@ func (s *Store) restore(ctx context.Context, se *session) (*state, stamp, error)
 	return past, at, err
 }
 
-// last is the state that the branch ends with, nil if there is none.
+// last is the state that the branch ends with, or the newer one that is in
+// memory; nil if there is no history.
 func (s *Store) last(ctx context.Context, se *session) (*state, error) {
 	data, err := s.blob(ctx, se, tasksFile)
 	if data == nil {
 		return nil, err
 	}
-	return parseState(se.name, s.ref+":"+tasksFile, data)
+	if stored, _ := s.inMemory(se); stored != nil {
+		return stored, nil
+	}
+	past, err := parseState(se.name, s.ref+":"+tasksFile, data)
+	if err == nil && s.checkSharing(se, past) != nil {
+		return nil, nil
+	}
+	return past, err
 }
 
 // reconcileLater has a historian compare se's branch with its tasks.json.

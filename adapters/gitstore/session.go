@@ -131,16 +131,16 @@ func (s *Store) readSession(ctx context.Context, se *session) (*state, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gitstore: %w", err)
 	}
-	data, err := os.ReadFile(path)
+	var data []byte
 	var st *state
-	if err == nil {
+	if at.odd {
+		err = fmt.Errorf("%w: %s is no file", ErrDamaged, path)
+	} else if data, err = os.ReadFile(path); err == nil {
 		st, err = parseState(se.name, path, data)
 	}
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		st, at, err = s.restore(ctx, se)
-	case at.dir:
-		st, at, err = s.repair(ctx, se, nil, fmt.Errorf("%w: %s is a folder", ErrDamaged, path))
 	case errors.Is(err, ErrDamaged):
 		st, at, err = s.repair(ctx, se, data, err)
 	}

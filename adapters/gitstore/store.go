@@ -88,6 +88,7 @@ type Store struct {
 	journal  []string               // sessions of a change that is decided and not carried out
 	unsaved  int                    // sessions of which the index is not true any more
 	saving   bool                   // somebody saves it
+	opening  bool                   // no historian is started yet: Open may still fail
 }
 
 var _ subagent.Store = (*Store)(nil)

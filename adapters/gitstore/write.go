@@ -131,9 +131,7 @@ func (s *Store) makeReady(se *session) error {
 	if err := makeDir(s.files, s.dir, s.path(se)); err != nil {
 		return err
 	}
-	if err := excludeOurs(s.path(se)); err != nil {
-		return err
-	}
+	_ = excludeOurs(s.path(se)) // if that fails the historian tries again, and reports it
 	se.ready = true
 	return nil
 }
