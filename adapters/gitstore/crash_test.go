@@ -109,7 +109,8 @@ func kills(t *testing.T) int {
 }
 
 // TestKilled kills processes at random moments of their work, each time in the
-// folder in which the one before was killed.
+// folder in which the one before was killed. How much work they have done by
+// then does not depend on how fast the machine is.
 func TestKilled(t *testing.T) {
 	seed := rand.Uint64()
 	if s := os.Getenv("SUBAGENT_TEST_SEED"); s != "" {
@@ -126,7 +127,7 @@ func TestKilled(t *testing.T) {
 		k.check(t, i/8, i%8 == 7)
 	}
 	t.Logf("%d tasks, %d tasks run, %d recovered", k.tasks, len(k.ran), k.lost)
-	require.Greater(t, len(k.ran), kills(t), "hardly anything was done")
+	require.Greater(t, len(k.ran), kills(t)/4, "hardly anything was done")
 	require.Positive(t, k.lost)
 }
 
@@ -153,9 +154,14 @@ func (k *killer) killOne(t *testing.T, round int) {
 		_ = cmd.Wait()
 		t.Fatalf("the process did not begin: %s", complaint.String())
 	}
-	timer := time.AfterFunc(time.Duration(k.rand.IntN(100_000))*time.Microsecond, func() { _ = cmd.Process.Kill() })
-	defer timer.Stop()
-	for lines.Scan() { // until it was killed
+	stop := func() { _ = cmd.Process.Kill() }
+	facts, within := k.rand.IntN(40), time.Duration(k.rand.IntN(3000))*time.Microsecond
+	timer := time.AfterFunc(time.Minute, func() { t.Error("the process does nothing"); stop() })
+	defer func() { timer.Stop() }()
+	for n := 0; lines.Scan(); n++ { // until it was killed
+		if n == facts && timer.Stop() {
+			timer = time.AfterFunc(within, stop)
+		}
 		var f fact
 		if json.Unmarshal(lines.Bytes(), &f) != nil {
 			continue // it was killed while it wrote

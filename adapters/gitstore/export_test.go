@@ -99,3 +99,6 @@ func (s *Store) PopsReconcile() bool {
 	_, ok := s.pop(se, false)
 	return ok
 }
+
+// SetGitTimeout is for a store of which no session has been touched yet.
+func (s *Store) SetGitTimeout(limit time.Duration) { s.git.timeout = limit }

@@ -177,11 +177,12 @@ type importer struct {
 	to        *bufio.Writer
 	complaint bytes.Buffer
 	from      bool // the branch is there, and the next commit has to say that it follows it
+	whole     bool // it is not, and the next commit is to have everything
 }
 
 // startImport starts one. It is ended by finish, or killed when its time is up.
 func (s *Store) startImport(se *session, exists bool) (*importer, error) {
-	imp := &importer{store: s, se: se, began: time.Now(), from: exists}
+	imp := &importer{store: s, se: se, began: time.Now(), from: exists, whole: !exists}
 	// A git that outlives this process and ends after the next one has begun
 	// moves nothing: fast-import refuses to leave commits behind, on either side.
 	imp.cmd, imp.cancel = s.git.command(context.Background(), burstTime+s.git.timeout, s.path(se), "fast-import", "--quiet", "--date-format=raw")
@@ -220,7 +221,8 @@ func (s *Store) feed(imp *importer, e entry) error {
 		fmt.Fprintf(w, "M 100644 inline %s\n", t.name)
 		writeData(w, []byte(t.text))
 	}
-	if e.reconcile {
+	if e.reconcile || imp.whole {
+		imp.whole = false
 		for _, ref := range e.state.texts() {
 			if text, err := readTextFile(s.path(imp.se), ref); err == nil { // else it was deleted, and the next entry says so
 				fmt.Fprintf(w, "M 100644 inline %s\n", ref.Name)

@@ -170,6 +170,8 @@ func TestRelative(t *testing.T) {
 	program := failingGit(t, "none")
 	require.NoError(t, os.Rename(program, filepath.Join(dir, "mygit")))
 	t.Chdir(dir)
+	_, err := gitstore.Open("", gitstore.Options{})
+	require.ErrorContains(t, err, "a folder is needed")
 	s := openStore(t, "sessions", gitstore.Options{Git: "./mygit"})
 	t.Chdir(t.TempDir())
 	ended := live(t, s, newTask("a"), strings.Repeat("long", 2000))
@@ -202,6 +204,28 @@ func TestLostWhileOpen(t *testing.T) {
 			require.Equal(t, []subagent.Task{tasks[1], ahead, late}, list(t, s, subagent.Filter{}))
 			require.NoError(t, s.Close())
 			requireReconciled(t, filepath.Dir(path))
+		})
+	}
+}
+
+// TestBranchDeleted has the host delete the branch, or the repository, under a
+// store: the next commit has everything, long results included.
+func TestBranchDeleted(t *testing.T) {
+	for name, lose := range map[string]func(t *testing.T, folder string){
+		"the branch":     func(t *testing.T, folder string) { git(t, folder, "branch", "-D", "-q", "tasks") },
+		"the repository": func(t *testing.T, folder string) { require.NoError(t, os.RemoveAll(filepath.Join(folder, ".git"))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			folder := filepath.Join(dir, "a")
+			s := openStore(t, dir, gitstore.Options{})
+			ended := live(t, s, newTask("a"), strings.Repeat("long ", 2000))
+			settle(t, s, "a")
+			lose(t, folder)
+			create(t, s, newTask("a"))
+			require.NoError(t, s.Close())
+			requireReconciled(t, folder)
+			require.Equal(t, ended.ResultText, git(t, folder, "show", "tasks:tasks/"+ended.ID.String()+".txt"))
 		})
 	}
 }

@@ -37,6 +37,9 @@ const (
 func Open(dir string, o Options) (*Store, error) { return open(dir, o, osFiles{}) }
 
 func open(dir string, o Options, on files) (_ *Store, err error) {
+	if dir == "" {
+		return nil, errors.New("gitstore: a folder is needed")
+	}
 	if dir, err = filepath.Abs(dir); err != nil { // the host may go to another folder
 		return nil, fmt.Errorf("gitstore: %w", err)
 	}
