@@ -198,10 +198,11 @@ func (s *Store) submit(ctx context.Context, c *change) (blocking *group, err err
 	s.mu.Lock()
 	var g *group
 	if blocking, err = s.admitLocked([]*change{c}); blocking == nil && err == nil {
-		if g = c.se.next; !c.se.writing {
-			c.se.writing = true
+		se := c.se // c may be built again before the writer runs
+		if g = se.next; !se.writing {
+			se.writing = true
 			// It ends when there is nothing left to write; Close waits for it.
-			s.writers.Go(func() { s.writer(c.se) })
+			s.writers.Go(func() { s.writer(se) })
 		}
 	}
 	s.mu.Unlock()

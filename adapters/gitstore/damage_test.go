@@ -101,7 +101,7 @@ func TestDamagedWithHistory(t *testing.T) {
 			damage(t, path, data)
 			log := newSaid()
 			s := openStore(t, dir, gitstore.Options{Logger: slogTo(log)})
-			require.Contains(t, log.all(), "mended from its history")
+			require.Contains(t, log.all(), "was mended")
 			require.Equal(t, tasks, list(t, s, subagent.Filter{}))
 			kept, err := filepath.Glob(path + ".damaged-*")
 			require.NoError(t, err)

@@ -1,6 +1,7 @@
 package gitstore_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -208,6 +210,22 @@ func TestLostWhileOpen(t *testing.T) {
 	}
 }
 
+// TestBrokenBeforeHistory has tasks.json break under a store before there is a
+// history.
+func TestBrokenBeforeHistory(t *testing.T) {
+	dir := t.TempDir()
+	s, err := gitstore.Open(dir, gitstore.Options{Git: failingGit(t, "init")})
+	require.NoError(t, err)
+	first, late := newTask("a"), newTask("a")
+	create(t, s, first)
+	write(t, filepath.Join(dir, "a", "tasks.json"), nil)
+	create(t, s, late)
+	require.Equal(t, []subagent.Task{first, late}, list(t, s, subagent.Filter{}))
+	require.Error(t, s.Close())
+	s = openStore(t, dir, gitstore.Options{})
+	require.Equal(t, []subagent.Task{first, late}, list(t, s, subagent.Filter{}))
+}
+
 // TestBranchDeleted has the host delete the branch, or the repository, under a
 // store: the next commit has everything, long results included.
 func TestBranchDeleted(t *testing.T) {
@@ -268,6 +286,55 @@ func TestCloseAmongCalls(t *testing.T) {
 	calls.Wait()
 	s = openStore(t, dir, gitstore.Options{})
 	require.Equal(t, acked, get(t, s, task.ID).Version)
+}
+
+// TestSpoiltAmongCalls has somebody empty a tasks.json again and again while
+// calls on one and on several sessions come, some of which give up: what was
+// acknowledged is stored.
+func TestSpoiltAmongCalls(t *testing.T) {
+	dir := memoryDir(t)
+	s := openStore(t, dir, gitstore.Options{})
+	create(t, s, newTask("s0"), newTask("s1"), newTask("s2"))
+	var calls sync.WaitGroup
+	var mu sync.Mutex // guards acked
+	var acked []subagent.Task
+	for w := range 8 {
+		calls.Go(func() {
+			for n := range 16 {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if n%4 == 0 { // somewhere on its way
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(w*n)*50*time.Microsecond)
+					defer cancel()
+				}
+				if w == 0 {
+					_ = os.Truncate(filepath.Join(dir, "s1", "tasks.json"), 0)
+				}
+				tasks := []subagent.Task{newTask(fmt.Sprintf("s%d", n%3)), newTask(fmt.Sprintf("s%d", (n+w)%3))}
+				err := s.Create(ctx, tasks...)
+				if err == nil {
+					tasks[0], err = s.Update(ctx, tasks[0].ID, moveTo(subagent.StatusCancelled, strings.Repeat("x", 500*n)))
+				}
+				if err == nil {
+					mu.Lock()
+					acked = append(acked, tasks...)
+					mu.Unlock()
+				} else if ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	calls.Wait()
+	require.NoError(t, s.Close())
+	s = openStore(t, dir, gitstore.Options{})
+	for _, task := range acked {
+		require.Equal(t, task, get(t, s, task.ID))
+	}
+	require.NoError(t, s.Close())
+	for _, name := range []string{"s0", "s1", "s2"} {
+		requireReconciled(t, filepath.Join(dir, name))
+	}
 }
 
 // TestOverflow has a queue that becomes one reconcile while a burst is about to

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A tasks.json that is not what was written is mended with the last state that
-// the branch has, and with every task of the damaged file that is whole and
+// A tasks.json that is not what was written is mended with the state that is in
+// memory, else the last one that the branch has, and with every task of the damaged file that is whole and
 // further on. The damaged file is kept beside it.
 
 // damagedName is where a damaged file is kept.
@@ -19,10 +19,14 @@ func damagedName(path string) string {
 }
 
 // repair returns what can be had of a damaged tasks.json and makes it the file.
-// data is nil if there is nothing to be read. Without a history it returns
-// cause, and nothing was changed.
+// data is nil if there is nothing to be read. With nothing to mend it with it
+// returns cause, and nothing was changed.
 func (s *Store) repair(ctx context.Context, se *session, data []byte, cause error) (*state, stamp, error) {
-	past, err := s.last(ctx, se)
+	past, _ := s.inMemory(se) // the branch may lag behind it
+	var err error
+	if past == nil {
+		past, err = s.last(ctx, se)
+	}
 	if past == nil {
 		return nil, stamp{}, errors.Join(cause, err)
 	}
@@ -43,7 +47,7 @@ func (s *Store) repair(ctx context.Context, se *session, data []byte, cause erro
 	if err != nil {
 		return nil, stamp{}, errors.Join(cause, err)
 	}
-	s.log.Error("gitstore: a damaged tasks.json was mended from its history", "session", se.name, "kept", kept,
+	s.log.Error("gitstore: a damaged tasks.json was mended", "session", se.name, "kept", kept,
 		"tasks", len(st.rows), "cause", cause)
 	s.reconcileLater(se)
 	at, err := stampOf(path)
@@ -57,6 +61,9 @@ func (s *Store) restore(ctx context.Context, se *session) (*state, stamp, error)
 	if past == nil {
 		return empty, stamp{}, err
 	}
+	if stored, _ := s.inMemory(se); stored != nil { // the branch may lag behind it
+		past = stored
+	}
 	path := s.path(se, tasksFile)
 	if err := replace(s.files, s.path(se), path, past.bytes()); err != nil {
 		return nil, stamp{}, err
@@ -67,15 +74,11 @@ func (s *Store) restore(ctx context.Context, se *session) (*state, stamp, error)
 	return past, at, err
 }
 
-// last is the state that the branch ends with, or the newer one that is in
-// memory; nil if there is no history.
+// last is the state that the branch ends with, nil if there is no history.
 func (s *Store) last(ctx context.Context, se *session) (*state, error) {
 	data, err := s.blob(ctx, se, tasksFile)
 	if data == nil {
 		return nil, err
-	}
-	if stored, _ := s.inMemory(se); stored != nil {
-		return stored, nil
 	}
 	past, err := parseState(se.name, s.ref+":"+tasksFile, data)
 	if err == nil && s.checkSharing(se, past) != nil {
