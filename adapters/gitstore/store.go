@@ -37,8 +37,9 @@ import (
 // Options of a Store. The zero value is ready for use.
 type Options struct {
 	// Branch has the history: "" is "tasks". It is the store's alone. Where a
-	// repository has a branch of that name without a tasks.json, or has it
-	// checked out, no history is written and that is reported.
+	// repository has a branch of that name without a tasks.json of the store's,
+	// or has it checked out in a work tree, no history is written and that is
+	// reported.
 	Branch string
 	// Git is the git program: "" is the one in $PATH.
 	Git string
