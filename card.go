@@ -31,6 +31,7 @@ type Attach struct {
 	TaskID         string `json:"task_id"`
 	Status         string `json:"status"`
 	Reason         string `json:"reason"`
+	StopReason     string `json:"stop_reason,omitempty"` // the Func's own word for a capped end: Content does not show it
 	SessionID      string `json:"session_id"`
 	HeadID         string `json:"head_id"`
 	SourceCommitID string `json:"source_commit_id"`
@@ -51,6 +52,7 @@ func (t Task) Card() Card {
 			TaskID:         t.ID.String(),
 			Status:         string(t.Status),
 			Reason:         string(t.Reason),
+			StopReason:     t.StopReason,
 			SessionID:      t.ParentSessionID,
 			HeadID:         t.HeadID,
 			SourceCommitID: t.SourceCommitID,

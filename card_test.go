@@ -76,7 +76,7 @@ func TestCardAttach(t *testing.T) {
 	card := task.Card()
 	require.Equal(t, task.ID, card.TaskID)
 	require.Equal(t, subagent.Attach{
-		TaskID: task.ID.String(), Status: "cancelled", Reason: "agent", SessionID: "chat-1", HeadID: "head-1",
+		TaskID: task.ID.String(), Status: "cancelled", Reason: "agent", StopReason: "turn_capped", SessionID: "chat-1", HeadID: "head-1",
 		SourceCommitID: "commit-1", Label: task.Subject, Prompt: task.Description, ExternalTaskID: "call_0",
 	}, card.Attach)
 }

@@ -61,7 +61,11 @@ func (s *Toolset) listed(tasks []subagent.Task, limit int) Answer {
 	for i, t := range tasks {
 		t.ResultTruncated = false // that was said of a preview, which is not in it
 		data.Tasks[i] = recordOf(t, nil)
-		lines[i] = fmt.Sprintf("%s %s %s, %s old", t.ID, t.Status, line(t.Subject), since(t.CreatedAt))
+		status := string(t.Status)
+		if t.StopReason != "" {
+			status += " stop_reason=" + line(t.StopReason)
+		}
+		lines[i] = fmt.Sprintf("%s %s %s, %s old", t.ID, status, line(t.Subject), since(t.CreatedAt))
 		length += len(lines[i]) + len("\n")
 	}
 	for len(lines) > 0 && (length > s.maxText || len(lines) < total && length+len(cutList(len(lines), total)) > s.maxText) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -59,6 +60,16 @@ func TestListTasksLiveOnesFirstThenNewestFirst(t *testing.T) {
 		} {
 			require.Equal(t, want, listed(t, h.call("list_tasks", args{"status": status})), status)
 		}
+	})
+}
+
+// A capped end is no plain one, in the list too.
+func TestListTasksShowsWhyAnEndWasCapped(t *testing.T) {
+	inHost(t, func(t *testing.T, h *host) {
+		id, _ := h.runs("x")
+		h.gate.Release(id, subagent.Result{StopReason: "turn\ncapped"}, nil)
+		synctest.Wait()
+		require.Equal(t, id.String()+" completed stop_reason=turn capped x, 0s old", h.call("list_tasks", args{}).Text)
 	})
 }
 
