@@ -49,6 +49,7 @@ func inDesk(t *testing.T, cfg subagent.Config, f func(t *testing.T, d *desk)) {
 			d.store.On(subagenttest.OpUpdate, nil)
 			d.gate.ReleaseAll()
 			_ = d.Shutdown(context.Background())
+			time.Sleep(time.Hour) // the deafest work has returned then
 		}()
 		f(t, d)
 	})
