@@ -25,6 +25,7 @@ type desk struct {
 
 	// mu guards all below.
 	mu      sync.Mutex
+	onCard  func() error // called before a card is kept; may be nil
 	cards   map[uuid.UUID][]subagent.Card
 	events  map[uuid.UUID][]subagent.Event
 	notices map[uuid.UUID][]subagent.Task
@@ -57,6 +58,14 @@ func inDesk(t *testing.T, cfg subagent.Config, f func(t *testing.T, d *desk)) {
 
 func (d *desk) PutCard(_ context.Context, c subagent.Card) error {
 	d.mu.Lock()
+	do := d.onCard
+	d.mu.Unlock()
+	if do != nil {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.cards[c.TaskID] = append(d.cards[c.TaskID], c)
 	return nil
@@ -67,6 +76,12 @@ func (d *desk) Notify(_ context.Context, t subagent.Task) error {
 	defer d.mu.Unlock()
 	d.notices[t.ID] = append(d.notices[t.ID], t)
 	return nil
+}
+
+func (d *desk) setCardFault(do func() error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.onCard = do
 }
 
 // told is all that was told of a task.
