@@ -125,6 +125,7 @@ func (w *endWay) once(d *desk, background bool) string {
 	require.Contains(t, a.Text, id.String())
 	require.Equal(t, id, data[taskData](t, a).ID)
 	row := d.shows(id, w.want)
+	require.Equal(t, strings.HasPrefix(w.name, "completed") || strings.HasPrefix(w.name, "error"), row.HeadID == "head" && row.SourceCommitID == "commit")
 	_, _, notices := d.told(id)
 	if background {
 		require.Len(t, notices, 1)
