@@ -196,11 +196,17 @@ func TestB106_WaitersDoNotDependOnSinks(t *testing.T) {
 
 func waitersWith(t *testing.T, sink string, trouble func(context.Context) error) {
 	p := newTape()
+	var mended atomic.Bool
 	if sink == "notifier" {
-		p.onNotice = func(ctx context.Context, _ subagent.Task) error { return trouble(ctx) }
+		p.onNotice = func(ctx context.Context, _ subagent.Task) error {
+			if mended.Load() {
+				return nil
+			}
+			return trouble(ctx)
+		}
 	} else {
 		p.onCard = func(ctx context.Context, c subagent.Card) error {
-			if c.Attach.Label == "x" && c.Attach.Status == string(subagent.StatusCompleted) {
+			if !mended.Load() && c.Attach.Label == "x" && c.Attach.Status == string(subagent.StatusCompleted) {
 				return trouble(ctx)
 			}
 			return nil
@@ -232,7 +238,7 @@ func waitersWith(t *testing.T, sink string, trouble func(context.Context) error)
 		for range 3 {
 			require.LessOrEqual(t, (<-back).Sub(ended), held)
 		}
-		p.onNotice, trouble = nil, func(context.Context) error { return nil }
+		mended.Store(true)
 		time.Sleep(10 * time.Minute)
 		require.Equal(t, "done", r.settled(id).ResultText)
 	})
