@@ -1,12 +1,14 @@
 package subagent_test
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
@@ -202,5 +204,38 @@ func TestCancelling_OneOfASessionThatCannotBeAsked(t *testing.T) {
 		for i, row := range rows {
 			require.Equal(t, i == 1, r.row(row.ID).CancelRequestedAt.IsZero())
 		}
+	})
+}
+
+// An orphan that cannot be written is looked at again at each renewal, also
+// while the Runner shuts down: it stays one task, with one end. One that is found
+// then is left to the next Runner.
+func TestG13_ARecoveryDuringAShutdown(t *testing.T) {
+	inRig(t, subagent.Config{ShutdownGrace: time.Minute}, func(t *testing.T, r *rig) {
+		row, later := orphan(subagent.StatusRunning), orphan(subagent.StatusRunning)
+		r.store.On(subagenttest.OpUpdate, func(c subagenttest.Call) subagenttest.Fault {
+			if c.IDs[0] == row.ID || c.IDs[0] == later.ID {
+				return subagenttest.Fault{Err: errBroken}
+			}
+			return subagenttest.Fault{}
+		})
+		require.NoError(t, r.inner.Create(r.ctx, row))
+		id, _ := r.runs("x")
+		time.Sleep(15 * time.Second)
+		time.AfterFunc(10*time.Second, func() { _ = r.inner.Create(context.Background(), later) })
+		time.AfterFunc(35*time.Second, func() { r.gate.Release(id, subagent.Result{}, nil) })
+		r.left = true
+		var left *subagent.ShutdownError
+		require.ErrorAs(t, r.Shutdown(r.ctx), &left)
+		require.Equal(t, []uuid.UUID{row.ID}, left.Unsaved)
+		_, events, notices := r.heard(row.ID)
+		require.Len(t, events, 1)
+		require.Len(t, notices, 1)
+		r.store.On(subagenttest.OpUpdate, nil)
+		rigOn(t, subagent.Config{}, newTape(), r.inner, r.store).run(func(_ *testing.T, next *rig) {
+			for _, id := range []uuid.UUID{row.ID, later.ID} {
+				require.Equal(t, subagent.ReasonLost, next.settled2(id).Reason)
+			}
+		})
 	})
 }

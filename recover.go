@@ -69,6 +69,9 @@ func (r *Runner) keepRecovering() {
 			return
 		}
 		r.compare(ctx, mine, open)
+		if r.isClosing() {
+			return // what it took over now it could not see to: the next Runner does
+		}
 		rows := slices.Concat(open, owed)
 		dead, err := r.deadOwners(ctx, rows)
 		if err != nil {

@@ -219,16 +219,18 @@ func (r *Runner) executions(match func(*execution) bool) []*execution {
 	return inOrder(all, match)
 }
 
-// register makes e known, unless the Runner is closing or its ID is taken: then
-// it returns who has it.
+// register makes e known, unless its ID is taken, then it returns who has it, or
+// the Runner is closing.
 func (r *Runner) register(e *execution) (taken *execution, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closing != nil {
-		return nil, ErrClosed
-	}
+	// First: a recovery during Shutdown must find that it has ended the task
+	// already, or that would be told a second time.
 	if taken := r.tasks[e.id]; taken != nil {
 		return taken, nil
+	}
+	if r.closing != nil {
+		return nil, ErrClosed
 	}
 	r.tasks[e.id] = e
 	e.open = true
