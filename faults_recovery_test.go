@@ -176,10 +176,9 @@ func endedMeanwhile(t *testing.T, status subagent.Status, who string) {
 		require.NoError(t, inner.Create(t.Context(), row))
 	}
 	store := subagenttest.NewFaultyStore(inner)
-	done := false
+	var done atomic.Bool
 	store.On(subagenttest.OpUpdate, func(c subagenttest.Call) subagenttest.Fault {
-		if c.IDs[0] == row.ID && !done {
-			done = true
+		if c.IDs[0] == row.ID && done.CompareAndSwap(false, true) {
 			_, err := inner.Update(context.Background(), row.ID, func(t *subagent.Task) error {
 				t.Status, t.ResultText, t.CompletedAt = status, "made it", time.Now().UTC()
 				return nil
@@ -202,7 +201,7 @@ func endedMeanwhile(t *testing.T, status subagent.Status, who string) {
 			require.NoError(t, err)
 		}
 		time.Sleep(time.Minute)
-		require.True(t, done)
+		require.True(t, done.Load())
 		end := r.settled2(row.ID)
 		require.Equal(t, status, end.Status)
 		require.Equal(t, "made it", end.ResultText)
