@@ -20,7 +20,7 @@ type branch struct {
 }
 
 // tree spawns a parent with three children, the first of which has a child of
-// its own. The one of the given name hears nothing for an hour.
+// its own. The one of the given name hears nothing for a minute.
 func (r *rig) tree(deaf string) map[string]*branch {
 	r.t.Helper()
 	all := map[string]*branch{}
@@ -38,13 +38,13 @@ func (r *rig) tree(deaf string) map[string]*branch {
 			<-ctx.Done()
 			all[name].told = time.Now()
 			if name == deaf {
-				time.Sleep(time.Hour)
+				time.Sleep(time.Minute)
 			}
 			return subagent.Result{}, context.Cause(ctx)
 		}))
 	}
 	q := grow("parent")
-	q.Timeout = time.Hour
+	q.Timeout = time.Minute
 	_, err := r.Spawn(r.ctx, q)
 	require.NoError(r.t, err)
 	synctest.Wait()
@@ -62,7 +62,7 @@ func TestB115_ADeafBranchHoldsUpNoOther(t *testing.T) {
 				_, err := r.CancelSession(r.ctx, "parent", subagent.CancelOptions{})
 				require.NoError(r.t, err)
 			},
-			"time limit": func(*rig, uuid.UUID) { time.Sleep(time.Hour) },
+			"time limit": func(*rig, uuid.UUID) { time.Sleep(time.Minute) },
 		} {
 			t.Run(deaf+" is deaf, "+how, func(t *testing.T) {
 				inRig(t, subagent.Config{Workers: 5, CancelGrace: grace}, func(t *testing.T, r *rig) {
@@ -87,7 +87,7 @@ func TestB115_ADeafBranchHoldsUpNoOther(t *testing.T) {
 							require.Equal(t, subagent.ReasonParent, end.Reason)
 						}
 					}
-					time.Sleep(time.Hour) // the deaf one has returned then
+					time.Sleep(time.Minute) // the deaf one has returned then
 				})
 			})
 		}
@@ -121,7 +121,7 @@ func TestB117_AParentThatEndsLeavesItsChildren(t *testing.T) {
 				})).ID
 				require.Equal(t, parent, r.awaited(parent).ID)
 				r.stop(parent) // too late: it reaches nobody
-				time.Sleep(time.Hour)
+				time.Sleep(time.Minute)
 				for _, kid := range kids {
 					require.NoError(t, (<-ctxs).Err())
 					r.gate.Release(kid, subagent.Result{Text: "kid's"}, nil)

@@ -65,7 +65,7 @@ func TestB072_TheFirstCauseWins(t *testing.T) {
 }
 
 func twoCauses(r *rig, first, second stopCause) {
-	const at, apart = time.Hour, 10 * time.Millisecond
+	const at, apart = time.Minute, 10 * time.Millisecond
 	id := uuid.Must(uuid.NewV7())
 	child := rigAsk("child", withID(id), withFunc(func(ctx context.Context, _ *subagent.Run) (subagent.Result, error) {
 		time.Sleep(at + 100*time.Millisecond) // it hears nothing

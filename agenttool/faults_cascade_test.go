@@ -66,7 +66,7 @@ func TestB116_B118_TheTurnEndsTheTaskGoesOn(t *testing.T) {
 					select {
 					case <-ctx.Done():
 						return subagent.Result{}, ctx.Err()
-					case <-time.After(time.Hour):
+					case <-time.After(2 * time.Minute):
 						return subagent.Result{Text: ctx.Value(requestKey{}).(string)}, nil
 					}
 				}
@@ -83,7 +83,7 @@ func TestB116_B118_TheTurnEndsTheTaskGoesOn(t *testing.T) {
 					defer cancel()
 					time.Sleep(time.Minute)
 					d.gate.ReleaseAll()
-					time.Sleep(2 * time.Hour)
+					time.Sleep(5 * time.Minute)
 					d.shows(a.TaskID, shown{Status: subagent.StatusCompleted, Text: "request 7"})
 				})
 			})
