@@ -47,6 +47,9 @@ func TestB134_TheRootCtxEndsBeforeShutdown(t *testing.T) {
 					require.Equal(t, subagent.ReasonShutdown, row.Reason)
 					require.Equal(t, i > 0, row.Status == subagent.StatusCancelled)
 					require.Equal(t, i > 0, row.StartedAt.IsZero())
+					if i > 0 {
+						require.WithinDuration(t, start, row.CompletedAt, 0, "what waits is not kept waiting")
+					}
 				}
 				require.Zero(t, gate.Inside()) // and the bubble ends: no goroutine is left
 			})
