@@ -154,7 +154,7 @@ func TestB169_B170_UsageOutlivesEveryEnd(t *testing.T) {
 			time.Sleep(time.Minute)
 			r.heal()
 		}, want: subagent.StatusCancelled},
-		"a shutdown": {fn: waits, act: func(r *rig, _ uuid.UUID) { shutItDown(r, uuid.Nil) }, want: subagent.StatusErrored},
+		"a shutdown": {fn: waits, act: shutItDown, want: subagent.StatusErrored},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inRig(t, subagent.Config{}, func(t *testing.T, r *rig) {
