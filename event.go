@@ -213,7 +213,9 @@ type source interface {
 	record() *Task
 	// snapshot is a fresh preview that nobody will ever write to.
 	snapshot() *Task
-	// life is the key of what is merged: a forgotten ID may live again.
+	// life is the key of what is merged: a forgotten ID may live again. It is
+	// kept as long as an event is unread, so it must not hold on to the task: a
+	// subscriber that does not read would keep thousands of results alive.
 	life() any
 }
 

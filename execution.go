@@ -26,6 +26,7 @@ type execution struct {
 	// Set before anybody else knows the execution.
 	runner      *Runner
 	id          uuid.UUID
+	number      uint64 // of its life in this Runner: an ID that was forgotten may live again
 	fn          Func
 	ctx         context.Context // what Spawn was given, without its end: its values reach the Func
 	timeout     time.Duration
@@ -72,7 +73,7 @@ type execution struct {
 // record and snapshot make an execution the source of events.
 func (e *execution) record() *Task   { return e.task }
 func (e *execution) snapshot() *Task { return e.viewLocked(false) }
-func (e *execution) life() any       { return e }
+func (e *execution) life() any       { return e.number }
 
 // view is the task as it is now: full, or with a preview of its text. It may
 // be the record itself: copy it before it is handed to a caller.

@@ -345,7 +345,7 @@ func (r *Runner) recoverTask(row *Task) *execution {
 // endedExecution is an execution for a record that this Runner did not execute.
 func (r *Runner) endedExecution(row *Task) *execution {
 	return &execution{
-		runner: r, id: row.ID, ctx: context.Background(),
+		runner: r, id: row.ID, number: r.lives.Add(1), ctx: context.Background(),
 		phase: phaseEnded, stored: true, task: row,
 	}
 }

@@ -66,6 +66,7 @@ type Runner struct {
 	log      logbook
 	outboxes outboxes
 	tally    [7]atomic.Int64 // tasks by tallyOf: live ones now, ended ones since New
+	lives    atomic.Uint64   // how many executions there were
 	detached atomic.Int64
 	lent     atomic.Int64
 	final    atomic.Bool               // Shutdown has begun its last writes: nothing is scheduled any more

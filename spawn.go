@@ -134,7 +134,7 @@ func (r *Runner) newExecution(ctx context.Context, q *Request) (*execution, *Tas
 	if err := q.validate(); err != nil {
 		return nil, nil, err
 	}
-	e := &execution{runner: r, id: q.ID, fn: q.Func, ctx: endless(ctx), timeout: q.Timeout, depth: 1, independent: q.Independent}
+	e := &execution{runner: r, id: q.ID, number: r.lives.Add(1), fn: q.Func, ctx: endless(ctx), timeout: q.Timeout, depth: 1, independent: q.Independent}
 	if e.fn == nil {
 		e.fn = r.cfg.Func
 	}
