@@ -170,7 +170,7 @@ func (r *Runner) owes(e *execution, first bool) bool {
 }
 
 func (r *Runner) delivered(e *execution) {
-	d := &edit{notified: stamp(e.view(false).lastStamp())}
+	d := &edit{notified: r.deliveryStamp(e.view(false).lastStamp())}
 	if first, _ := e.claim(d.notified); !first {
 		return // somebody was handed the end during the call
 	}
@@ -207,7 +207,7 @@ func (r *Runner) handOver(ctx context.Context, t target) Task {
 	if !task.Status.Terminal() || !task.NotifiedAt.IsZero() {
 		return task.copy()
 	}
-	d := &edit{notified: stamp(task.lastStamp())}
+	d := &edit{notified: r.deliveryStamp(task.lastStamp())}
 	handed := task.copy()
 	if t.e != nil {
 		if first, at := t.e.claim(d.notified); !first {
@@ -230,6 +230,20 @@ func (r *Runner) handOver(ctx context.Context, t target) Task {
 		handed.NotifiedAt = d.notified
 	}
 	return handed
+}
+
+// deliveryStamp is the present as NotifiedAt records it: not before floor, and
+// never the same twice. It is what tells whose delivery was stored where a store
+// has run an edit again: two readers of one end in one microsecond would both
+// take the one that is stored for theirs.
+func (r *Runner) deliveryStamp(floor time.Time) time.Time {
+	for at := stamp(floor); ; {
+		last := r.lastDelivery.Load()
+		next := max(at.UnixMicro(), last+1)
+		if r.lastDelivery.CompareAndSwap(last, next) {
+			return time.UnixMicro(next).UTC()
+		}
+	}
 }
 
 // claim reports whether nobody was handed e's end before at, or when that was.

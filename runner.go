@@ -56,25 +56,26 @@ const (
 // be called from many goroutines, from inside a Func, a Store, a CardSink or a
 // Notifier.
 type Runner struct {
-	id       string
-	cfg      Config // complete: defaults are filled in
-	store    Store
-	memory   *MemoryStore // the store, if it is one: its calls need no guard
-	leaser   Leaser       // nil: the store belongs to this Runner alone
-	capacity *Capacity
-	hub      hub
-	log      logbook
-	outboxes outboxes
-	tally    [7]atomic.Int64 // tasks by tallyOf: live ones now, ended ones since New
-	lives    atomic.Uint64   // how many executions there were
-	detached atomic.Int64
-	lent     atomic.Int64
-	final    atomic.Bool               // Shutdown has begun its last writes: nothing is scheduled any more
-	by       atomic.Pointer[time.Time] // until when Shutdown lets the store and the sinks answer
-	quit     chan struct{}             // closed when no pause is to be waited for any more
-	lastCall chan struct{}             // closed when the last writes of Shutdown are over
-	private  bool                      // nobody else can know the store
-	stopped  sync.WaitGroup            // the lease keeper and the watcher
+	id           string
+	cfg          Config // complete: defaults are filled in
+	store        Store
+	memory       *MemoryStore // the store, if it is one: its calls need no guard
+	leaser       Leaser       // nil: the store belongs to this Runner alone
+	capacity     *Capacity
+	hub          hub
+	log          logbook
+	outboxes     outboxes
+	tally        [7]atomic.Int64 // tasks by tallyOf: live ones now, ended ones since New
+	lives        atomic.Uint64   // how many executions there were
+	detached     atomic.Int64
+	lent         atomic.Int64
+	lastDelivery atomic.Int64              // the last deliveryStamp, in microseconds since 1970
+	final        atomic.Bool               // Shutdown has begun its last writes: nothing is scheduled any more
+	by           atomic.Pointer[time.Time] // until when Shutdown lets the store and the sinks answer
+	quit         chan struct{}             // closed when no pause is to be waited for any more
+	lastCall     chan struct{}             // closed when the last writes of Shutdown are over
+	private      bool                      // nobody else can know the store
+	stopped      sync.WaitGroup            // the lease keeper and the watcher
 
 	// mu guards what follows. It is a leaf: nothing else is locked under it.
 	mu      sync.Mutex

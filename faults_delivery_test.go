@@ -1,0 +1,60 @@
+package subagent_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
+)
+
+// overtaken is a store in which another call comes between the first run of the
+// next edit and its commit, so that the edit is run again.
+type overtaken struct {
+	subagent.Store
+	between func()
+}
+
+func (s *overtaken) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Task) error) (subagent.Task, error) {
+	if f := s.between; f != nil {
+		s.between = nil
+		t, err := s.Get(ctx, id)
+		if err == nil {
+			err = edit(&t)
+		}
+		if err != nil {
+			return subagent.Task{}, err
+		}
+		f()
+	}
+	return s.Store.Update(ctx, id, edit)
+}
+
+// Two read one end in the same microsecond, and the store runs the edit of one of
+// them again: one of the two is the first, and has the usage to hand out.
+func TestB164_TwoReadersInOneInstant(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		store := &overtaken{Store: subagent.NewMemoryStore()}
+		r, err := subagent.New(t.Context(), subagent.Config{Store: store, Func: gives("done", nil)})
+		require.NoError(t, err)
+		task, err := r.Spawn(t.Context(), rigAsk("x"))
+		require.NoError(t, err)
+		synctest.Wait() // it has ended, and is in the store alone
+		var readers [2]subagent.Task
+		store.between = func() { readers[1], err = r.Wait(t.Context(), task.ID) }
+		first, ferr := r.Wait(t.Context(), task.ID)
+		require.NoError(t, ferr)
+		require.NoError(t, err)
+		readers[0] = first
+		require.NotZero(t, readers[0].NotifiedAt, "the other was faster")
+		require.Zero(t, readers[1].NotifiedAt)
+		row, err := r.Get(t.Context(), task.ID)
+		require.NoError(t, err)
+		require.Equal(t, row.NotifiedAt, readers[0].NotifiedAt)
+		require.NoError(t, r.Shutdown(t.Context()))
+	})
+}
