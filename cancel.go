@@ -70,7 +70,8 @@ var (
 // The request takes effect in memory first, whatever ctx and the store do;
 // then it is stored, which is what Cancel waits for until ctx ends (ctx.Err())
 // or StoreTimeout has passed. A task that another live Runner executes is
-// cancelled by storing the request; one whose owner is dead is recovered. An
+// cancelled by storing the request; one whose owner is dead is recovered, or, if
+// its status is none that this version knows, left alone: *TransitionError. An
 // unknown id is ErrNotFound, a bad option ErrInvalidRequest.
 func (r *Runner) Cancel(ctx context.Context, id uuid.UUID, o CancelOptions) (Task, error) {
 	c, err := o.cause(ReasonUser, r.cfg.CancelGrace)

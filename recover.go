@@ -279,7 +279,7 @@ func (r *Runner) recover(rows []*Task, dead map[string]bool) {
 				continue
 			}
 			left = append(left, post)
-		case !row.Status.Terminal() && dead[row.Owner]:
+		case row.Status.live() && dead[row.Owner]: // a status of a newer version is left alone
 			left = append(left, func() { r.recoverTask(row) })
 		}
 	}
@@ -397,6 +397,9 @@ func (r *Runner) cancelStored(ctx context.Context, row *Task, err error, c *caus
 	dead, err := r.isDead(ctx, row.Owner)
 	if err != nil {
 		return row.copy(), err
+	}
+	if dead && !row.Status.live() { // a status of a newer version: only its owner knows how to end it
+		return row.copy(), &TransitionError{ID: row.ID, From: row.Status, To: StatusCancelled}
 	}
 	if dead {
 		return r.recoverTask(row).view(true).copy(), nil

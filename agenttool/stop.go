@@ -3,6 +3,7 @@ package agenttool
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -29,7 +30,7 @@ func (s *Toolset) taskStop(_ context.Context, c *call) (Answer, error) {
 		return Answer{}, err
 	}
 	t, err := s.runner.Cancel(ctx, before.ID, subagent.CancelOptions{Reason: subagent.ReasonAgent, Message: reason})
-	if t.ID == uuid.Nil {
+	if t.ID == uuid.Nil || errors.Is(err, subagent.ErrInvalidTransition) { // of a status that this version does not know
 		return Answer{}, err
 	}
 	with, lerr := s.stoppedSince(ctx, before.ID, kin)

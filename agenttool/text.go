@@ -186,11 +186,13 @@ func (s *Toolset) state(t *subagent.Task) string {
 	switch t.Status {
 	case subagent.StatusRunning:
 		what = append(what, "running for "+since(t.StartedAt))
-	default:
+	case subagent.StatusPending, subagent.StatusQueued:
 		what = append(what, "waiting for a slot")
 		if n, ok := s.runner.QueuePosition(t.ID); ok {
 			what = append(what, fmt.Sprintf("number %d in the queue", n))
 		}
+	default:
+		what = append(what, "in a state that this version does not know")
 	}
 	if !t.CancelRequestedAt.IsZero() {
 		what = append(what, "asked to stop "+since(t.CancelRequestedAt)+" ago")

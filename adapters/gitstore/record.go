@@ -145,9 +145,6 @@ func readRecord(session, key string, raw json.RawMessage) (*record, error) {
 	if r.task.ID.String() != key {
 		return nil, fmt.Errorf("task %s says that its task_id is %s", key, r.task.ID)
 	}
-	if r.task.Status == "" {
-		return nil, fmt.Errorf("task %s has no status", key)
-	}
 	if err := normalise(&r.task); err != nil {
 		return nil, err
 	}
