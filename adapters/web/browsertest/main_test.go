@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -42,14 +43,14 @@ func TestMain(m *testing.M) {
 }
 
 func withBrowser(m *testing.M) int {
-	path := ""
+	program := ""
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "google-chrome-stable"} {
 		if found, err := exec.LookPath(name); err == nil {
-			path = found
+			program = found
 			break
 		}
 	}
-	if path == "" {
+	if program == "" {
 		fmt.Println("no chromium or google-chrome in the PATH: the browser tests cannot run (Debian: apt-get install chromium)")
 		if os.Getenv("CI") == "true" {
 			return 1
@@ -57,7 +58,7 @@ func withBrowser(m *testing.M) int {
 		return m.Run() // each test skips
 	}
 	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]),
-		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.WindowSize(1360, 860),
+		chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.WindowSize(1360, 860),
 		chromedp.Flag("force-color-profile", "srgb"), chromedp.Flag("lang", "en-US"), chromedp.Env("LANGUAGE=en"))
 	allocator, closeAllocator := chromedp.NewExecAllocator(context.Background(), options...)
 	var closeBrowser context.CancelFunc
@@ -91,6 +92,7 @@ type rig struct {
 
 	mu    sync.Mutex // guards what follows
 	lists int        // how often a list of tasks was asked for
+	opens int        // and a WebSocket
 	conns []net.Conn
 }
 
@@ -123,11 +125,14 @@ func (g *rig) start(cfg subagent.Config) {
 	panel := web.Handler(g.runner, g.options)
 	g.server = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if strings.HasSuffix(r.URL.Path, "/tasks") {
-				g.mu.Lock()
+			g.mu.Lock()
+			switch path.Base(r.URL.Path) {
+			case "tasks":
 				g.lists++
-				g.mu.Unlock()
+			case "ws":
+				g.opens++
 			}
+			g.mu.Unlock()
 			panel.ServeHTTP(w, r)
 		}),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
@@ -168,6 +173,12 @@ func (g *rig) listed() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.lists
+}
+
+func (g *rig) opened() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.opens
 }
 
 func (g *rig) url() string { return "http://" + g.addr + g.options.Prefix + "/" }

@@ -312,6 +312,58 @@ func TestResume(t *testing.T) {
 	p.expect(noSocket, noAnswer)
 }
 
+// A connection that is lost is said to be so at once, and made anew, even if no
+// other request is answered; and one is given up when the server cannot be
+// reached, for which a browser's WebSocket may take minutes.
+func TestSilentServer(t *testing.T) {
+	g := newRig(t, subagent.Config{}, web.Options{})
+	task := g.spawn("s", "on and on")
+	p := open(t, g.url(), "").ready()
+	p.shows(task, "Running")
+	p.until("document.querySelector('#gauge-text').innerText.startsWith('1 of')")
+	p.js("window.real = fetch; window.fetch = () => new Promise(() => {})")
+	before := g.opened()
+	g.sever()
+	g.finish(task, "", nil)
+	p.shows(task, "Completed")
+	require.Greater(t, g.opened(), before)
+
+	p.js("location.reload()")
+	p.ready()
+	before = g.opened()
+	p.js("window.fetch = async () => { throw new TypeError('no way') }")
+	for deadline := time.Now().Add(patience); g.opened() == before; time.Sleep(20 * time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), "it still believes in its connection")
+	}
+	p.expect(noSocket, noAnswer)
+}
+
+// A task that failed is no failure to read it.
+func TestFailedTask(t *testing.T) {
+	g := newRig(t, subagent.Config{}, web.Options{})
+	task := g.spawn("s", "fails")
+	_, _ = g.gate.WaitEntered(t, task.ID).Write([]byte(strings.Repeat("as far as it came ", 500) + "the last words"))
+	g.finish(task, "", errors.New("the sea is deep"))
+	p := open(t, g.url(), "").ready()
+	p.shows(task, "Failed")
+	p.click(row(task) + " .open")
+	p.until("document.querySelector('#drawer').innerText.includes('the sea is deep')")
+	p.until("document.querySelector('#drawer').innerText.includes('the last words')")
+	require.Empty(t, p.text("document.querySelector('#drawer .problem').innerText"))
+}
+
+// Who sees some sessions only is told of his own share of the slots.
+func TestGaugeOfOnesOwn(t *testing.T) {
+	g := newRig(t, subagent.Config{Workers: 2}, web.Options{Sessions: func(*http.Request) (web.SessionScope, error) {
+		return web.SessionScope{IDs: []string{"mine"}}, nil
+	}})
+	g.spawn("other", "one")
+	g.spawn("mine", "two")
+	g.spawn("mine", "three")
+	p := open(t, g.url(), "").ready()
+	p.until("document.querySelector('#gauge-text').innerText === 'Yours: 1 of 2 slots · 1 queued'")
+}
+
 func TestReadOnlyPage(t *testing.T) {
 	g := newRig(t, subagent.Config{}, web.Options{ReadOnly: true})
 	task := g.spawn("s", "watched")
@@ -340,6 +392,7 @@ func TestForbidden(t *testing.T) {
 	p := open(t, g.url(), "")
 	p.until("document.querySelector('#banner').innerText === 'The server says: you may not see these tasks. Trying again…'")
 	p.until("document.querySelector('#nothing-text').innerText === 'The tasks cannot be shown: you may not see these tasks.'")
+	require.Equal(t, "–––––– ", p.text("[...document.querySelectorAll('.count b')].map(e => e.innerText).join('') + ' ' + document.querySelector('#shown').innerText"), "nothing is counted that is not known")
 	allowed.Store(true)
 	p.shows(task, "Running")
 	p.until("document.querySelector('#banner').hidden")

@@ -146,7 +146,8 @@ export class Drawer {
     p.state.dataset.state = stateOf(task);
     const why = task.reason ? `: ${reasonText(task.reason)}` : '';
     const words = task.cancel_message ? ` (“${task.cancel_message}”)` : '';
-    put(p.stateText, `${stateLabel(task)}${why}${words}${task.detached ? '. Its worker has not returned' : ''}`);
+    const place = task.status === 'queued' ? `, place ${count(this.tasks.place(task))} in the queue` : '';
+    put(p.stateText, `${stateLabel(task)}${place}${why}${words}${task.detached ? '. Its worker has not returned' : ''}`);
     const href = safeLink(task.link);
     p.link.hidden = !href;
     if (href) p.link.href = href;
@@ -180,7 +181,10 @@ export class Drawer {
     this.parts.list.replaceChildren(
       ...rows.flatMap(([name, value, copy]) => {
         const dd = make('dd', value);
-        if (copy) dd.append(' ', copyButton(name, value));
+        if (copy) {
+          dd.className = 'id';
+          dd.append(' ', copyButton(name, value));
+        }
         return [make('dt', name), dd];
       }),
     );

@@ -27,18 +27,24 @@ let parts = []; // of a live set that comes in several frames
 let reading; // the reading of the list that is under way
 let touched = new Set(); // the tasks that events told of meanwhile
 
-follow({
+const reconnect = follow({
   state(state, why) {
+    parts = [];
     const connection = $('connection');
     if (state === 'live') {
       connection.dataset.state = 'live';
       put(connection, 'Live');
+      problem = '';
       say('');
       return;
     }
     connection.dataset.state = 'lost';
     put(connection, 'Not connected');
-    problem = why ?? '';
+    problem = why ?? problem;
+    put($('gauge-text'), 'Slots: not known at the moment');
+    $('meter').firstElementChild.style.width = 0;
+    $('meter').setAttribute('aria-valuenow', 0);
+    $('meter').setAttribute('aria-valuetext', 'not known');
     const since = heard ? ` You see the tasks as they were at ${clockText(heard)}.` : '';
     say(why ? `The server says: ${why}. Trying again…${since}` : `The connection was lost. Trying again…${since}`);
     draw();
@@ -112,14 +118,16 @@ let gaugeTimer;
 function gaugeSoon() {
   gaugeTimer ??= setTimeout(async () => {
     try {
-      showGauge(await getGauge());
-    } catch {
-      // the connection's own state tells
+      const gauge = await getGauge();
+      if (connected()) showGauge(gauge);
+    } catch (e) {
+      if (e.code === 'unreachable' && connected()) reconnect();
     }
     gaugeTimer = undefined;
   }, 300);
 }
-setInterval(() => document.visibilityState === 'visible' && $('connection').dataset.state === 'live' && gaugeSoon(), 3000);
+const connected = () => $('connection').dataset.state === 'live';
+setInterval(() => document.visibilityState === 'visible' && connected() && gaugeSoon(), 3000);
 
 function showGauge(g) {
   const meter = $('meter');
@@ -127,9 +135,11 @@ function showGauge(g) {
   meter.setAttribute('aria-valuenow', Math.min(g.running, g.limit));
   meter.setAttribute('aria-valuetext', `${g.running} of ${g.limit}`);
   meter.firstElementChild.style.width = `${Math.min(100, (100 * g.running) / g.limit)}%`;
-  const rest = [`${count(g.queued)} queued`];
-  if (g.lent !== undefined) rest.push(`${count(g.lent)} lent`, `${count(g.detached)} detached`);
-  put($('gauge-text'), `${count(g.running)} of ${plural(g.limit, 'slot')} in use · ${rest.join(' · ')}`);
+  if (g.lent === undefined) { // who does not see all is told of his own: others may use the rest
+    put($('gauge-text'), `Yours: ${count(g.running)} of ${plural(g.limit, 'slot')} · ${count(g.queued)} queued`);
+    return;
+  }
+  put($('gauge-text'), `${count(g.running)} of ${plural(g.limit, 'slot')} in use · ${count(g.queued)} queued · ${count(g.lent)} lent · ${count(g.detached)} detached`);
 }
 
 // ---- drawing
@@ -146,7 +156,7 @@ function draw() {
 
 let drawnFor = '';
 function drawNow() {
-  const key = JSON.stringify([tasks.version, filter]);
+  const key = JSON.stringify([tasks.version, filter, loaded]);
   if (key !== drawnFor) {
     drawnFor = key;
     drawSessions();
@@ -154,7 +164,8 @@ function drawNow() {
     const rows = tasks.matching(filter);
     table.show(rows);
     const all = tasks.order.length;
-    put($('shown'), rows.length === all ? plural(all, 'task') : `${count(rows.length)} of ${plural(all, 'task')}`);
+    const some = rows.length === all ? plural(all, 'task') : `${count(rows.length)} of ${plural(all, 'task')}`;
+    put($('shown'), loaded || all ? some : '');
     $('nothing').hidden = rows.length > 0;
     lanesSoon();
   }
@@ -204,7 +215,7 @@ function drawCounts() {
   const n = tasks.counts(filter.session);
   for (const state of states) {
     const button = counters[state];
-    put(button.querySelector('b'), count(n[state]));
+    put(button.querySelector('b'), loaded || tasks.order.length ? count(n[state]) : '–');
     button.setAttribute('aria-pressed', filter.state === state);
   }
 }
@@ -218,7 +229,7 @@ for (const state of states) {
   button.title = `Show only tasks in this state`;
   const dot = make('span', undefined, 'dot');
   dot.setAttribute('aria-hidden', 'true');
-  button.append(dot, make('span', stateName(state)), make('b', '0'));
+  button.append(dot, make('span', stateName(state)), make('b', '–'));
   button.addEventListener('click', () => setFilter('state', filter.state === state ? '' : state));
   item.append(button);
   $('counts').append(item);
@@ -228,9 +239,9 @@ for (const state of states) {
   $('filter-state').append(option);
 }
 
-// Durations of what goes on grow by themselves.
+// Durations of what goes on grow by themselves, as long as we hear of it.
 setInterval(() => {
-  if (document.visibilityState !== 'visible') return;
+  if (document.visibilityState !== 'visible' || !connected()) return;
   table.draw();
   drawer.draw();
   if (tasks.all(filter.session).some(live)) lanes.draw(filter.session);

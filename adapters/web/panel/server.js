@@ -2,6 +2,7 @@
 // for the rest. Addresses are relative to the page, so any prefix will do.
 
 const address = (path) => new URL(path, document.baseURI);
+const patience = 20000; // milliseconds for an answer
 
 // Refused is an answer of the server that says no.
 export class Refused extends Error {
@@ -14,12 +15,12 @@ export class Refused extends Error {
 async function ask(path, options) {
   let response;
   try {
-    response = await fetch(address(path), options);
+    response = await fetch(address(path), { ...options, signal: AbortSignal.timeout(patience) });
   } catch {
     throw new Refused('unreachable', 'the server cannot be reached');
   }
   const body = await response.json().catch(() => ({}));
-  if (!response.ok || body.error) {
+  if (!response.ok) {
     throw new Refused(body.error?.code ?? 'internal', body.error?.message ?? `the server answered ${response.status}`);
   }
   return body;
@@ -44,39 +45,52 @@ export async function* listTasks() {
 }
 
 // follow keeps a subscription alive for as long as the page lives. on.event gets
-// each event, on.state 'live' or 'lost' with the reason, if one is known.
+// each event, on.state 'live' or 'lost' with the reason, if one is known. What it
+// returns breaks the connection off and makes another: a browser does not notice
+// for long that nobody is at the other end.
 export function follow(on) {
   let after = '';
   let pause = 250;
   let timer;
+  let socket;
 
   const connect = () => {
     clearTimeout(timer);
     timer = undefined;
     const url = address('ws');
     url.protocol = url.protocol.replace('http', 'ws');
-    const socket = new WebSocket(url);
-    socket.onopen = () => {
+    const mine = (socket = new WebSocket(url));
+    mine.onopen = () => {
       pause = 250;
-      socket.send(JSON.stringify({ action: 'subscribe', id: 'page', after }));
+      mine.send(JSON.stringify({ action: 'subscribe', id: 'page', after }));
     };
-    socket.onmessage = (message) => {
+    mine.onmessage = (message) => {
       const event = JSON.parse(message.data);
       if (event.error) {
-        on.state('lost', event.error.message);
-        socket.close();
+        lost(mine, event.error.message);
         return;
       }
       if (event.event_id && !event.more) after = event.event_id;
       if (event.type === 'live_tasks') on.state('live');
       on.event(event);
     };
-    socket.onclose = async () => {
-      on.state('lost', await why());
-      timer = setTimeout(connect, pause);
-      pause = Math.min(pause * 2, 5000);
-    };
+    mine.onclose = () => lost(mine);
   };
+
+  // lost gives a connection up, once, and has another made after a while. Why it
+  // was lost may take long to find out, or nobody may tell.
+  const lost = async (which, reason) => {
+    if (which !== socket) return;
+    socket = undefined;
+    which.onmessage = which.onclose = null;
+    which.close();
+    on.state('lost', reason);
+    timer = setTimeout(connect, pause);
+    pause = Math.min(pause * 2, 5000);
+    reason ??= await why();
+    if (reason && !live()) on.state('lost', reason);
+  };
+  const live = () => socket?.readyState === WebSocket.OPEN;
 
   // A browser does not say why a WebSocket was refused; a plain request does.
   const why = async () => {
@@ -95,4 +109,5 @@ export function follow(on) {
   window.addEventListener('online', soon);
   document.addEventListener('visibilitychange', soon);
   connect();
+  return () => socket && lost(socket);
 }

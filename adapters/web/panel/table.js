@@ -34,7 +34,6 @@ export class Table {
     const row = make('tr', undefined, 'filler');
     row.setAttribute('aria-hidden', 'true');
     const cell = make('td');
-    cell.colSpan = 11;
     row.append(cell);
     return row;
   }
@@ -172,7 +171,10 @@ export class Table {
     c.parent.title = task.parent_task_id ?? '';
     const href = safeLink(task.link);
     c.link.hidden = !href;
-    if (href) c.link.href = href;
+    if (href) {
+      c.link.href = href;
+      this.table.classList.add('links'); // from now on there is room for them
+    }
     c.open.tabIndex = c.link.tabIndex = reachable;
     c.link.setAttribute('aria-label', `Show ${title(task)} where it belongs`);
     if (!c.stop) return;
