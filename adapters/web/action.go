@@ -1,10 +1,12 @@
 package web
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
@@ -282,12 +284,13 @@ func (h *handler) gauge(ctx context.Context, v view) (any, error) {
 // decode reads a request from JSON: an object of our fields and perhaps others.
 // What could be read is there also together with an error.
 func decode(data []byte, into any) error {
-	if !utf8.Valid(data) {
+	if !utf8.Valid(data) || !bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte("{")) {
 		return badJSON
 	}
 	err := json.Unmarshal(data, into)
-	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) && wrong.Field != "" {
-		return invalid("%s must not be a JSON %s", wrong.Field, wrong.Value)
+	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
+		field := wrong.Field[strings.LastIndex(wrong.Field, ".")+1:] // without the names of our own types
+		return invalid("%s must not be a JSON %s", field, cut(wrong.Value, 64))
 	}
 	if err != nil {
 		return badJSON

@@ -1,7 +1,6 @@
 package web
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 	"mime"
@@ -34,7 +33,7 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request, v view, steps []
 	case at("tasks") && post:
 		return h.postTask(w, r, v)
 	case at("tasks") && read:
-		q, err := queried(r.URL.Query())
+		q, err := queried(r.URL.RawQuery)
 		return answer(w, err, func() (any, error) { return h.listTasks(r.Context(), v, q) })
 	case at("tasks", "*") && read:
 		return answer(w, nil, func() (any, error) { return h.getTask(r.Context(), v, request{TaskID: steps[1]}) })
@@ -87,7 +86,7 @@ func (h *handler) postTask(w http.ResponseWriter, r *http.Request, v view) *prob
 	if err != nil {
 		return problemOf(err)
 	}
-	w.Header().Set("Location", h.Prefix+"/tasks/"+t.ID.String())
+	w.Header().Set("Location", "tasks/"+t.ID.String()) // relative: the prefix may be another outside
 	if sub == nil {
 		respond(w, http.StatusCreated, spawnedOf(t))
 		return nil
@@ -127,13 +126,23 @@ func posted(w http.ResponseWriter, r *http.Request) (q request, err error) {
 	return q, decode(body, &q)
 }
 
-// queried reads the query of GET tasks and events.
-func queried(values url.Values) (q request, err error) {
+// queried reads the query of GET tasks and events. One that says a thing twice,
+// or cannot be read, is refused: leaving out a part would widen what is asked.
+func queried(query string) (q request, err error) {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return q, invalid("the query cannot be read: it must be escaped, with & between its parts")
+	}
+	for _, name := range []string{"session_id", "after", "limit"} {
+		if len(values[name]) > 1 {
+			return q, invalid("%s is there more than once", name)
+		}
+	}
 	q.SessionID, q.After = values.Get("session_id"), values.Get("after")
 	if filter := values["status_filter"]; len(filter) > 1 {
-		q.StatusFilter, _ = json.Marshal(filter)
+		q.StatusFilter = encode(filter)
 	} else {
-		q.StatusFilter, _ = json.Marshal(values.Get("status_filter"))
+		q.StatusFilter = encode(values.Get("status_filter"))
 	}
 	if limit := values.Get("limit"); limit != "" {
 		if q.Limit, err = strconv.Atoi(limit); err != nil {

@@ -38,7 +38,7 @@ var (
 	tooManyWaits = &problem{"too_many_waits", fmt.Sprintf("%d spawns of this connection are waited for: use subscribe", maxWaits), http.StatusTooManyRequests}
 	replaced     = &problem{"replaced", "a later subscribe took the place of this one", http.StatusConflict}
 	unavailable  = &problem{"unavailable", "the store did not answer in time: try again", http.StatusServiceUnavailable}
-	noUpgrade    = &problem{"upgrade_required", "this address takes WebSocket connections", http.StatusUpgradeRequired}
+	noUpgrade    = &problem{"upgrade_required", "this address takes WebSocket connections, version 13 over HTTP/1.1", http.StatusUpgradeRequired}
 	internal     = &problem{"internal", "the request failed", http.StatusInternalServerError}
 )
 

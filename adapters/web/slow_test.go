@@ -1,13 +1,11 @@
 package web_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -16,117 +14,14 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
 	"github.com/go-subagent/subagent/adapters/web"
+	"github.com/go-subagent/subagent/internal/bubble"
+	"github.com/go-subagent/subagent/subagenttest"
 )
-
-// noise is a text that takes twice its size on the wire.
-var noise = strings.Repeat(`"`, 2000)
-
-// noisy makes events that a client which does not read cannot hold in any
-// buffer.
-func noisy(_ context.Context, run *subagent.Run) (subagent.Result, error) {
-	run.Progress(noise)
-	return subagent.Result{Text: noise}, nil
-}
-
-// glance is what the busy readers look at: decoding all of 10 000 events would
-// be most of the test.
-type glance struct {
-	Type string  `json:"type"`
-	Seq  float64 `json:"seq"`
-	Task struct {
-		ID     string          `json:"task_id"`
-		Status subagent.Status `json:"status"`
-	} `json:"task"`
-	Resumed bool `json:"resumed"`
-}
-
-// ends reads events until so many tasks have completed. It reports what must
-// not be: a lag, an event out of order, an end that is told twice.
-func ends(want int, last float64, next func() ([]byte, error)) (events int, seq float64, err error) {
-	for seen := map[string]bool{}; len(seen) < want; {
-		data, err := next()
-		if err != nil {
-			return events, last, err
-		}
-		var f glance
-		if err := json.Unmarshal(data, &f); err != nil {
-			return events, last, err
-		}
-		switch {
-		case f.Type == "live_tasks":
-			return events, last, errors.New("a client that reads has lagged")
-		case f.Type == "running_task":
-			continue
-		case f.Seq <= last, f.Task.Status == subagent.StatusCompleted && seen[f.Task.ID]:
-			return events, last, fmt.Errorf("event %v came after %v, or twice", f, last)
-		}
-		events++
-		last = f.Seq
-		if f.Task.Status == subagent.StatusCompleted {
-			seen[f.Task.ID] = true
-		}
-	}
-	return events, last, nil
-}
-
-// One client stops reading while 10 000 events pass. The others get them all
-// and the tasks go on. When it reads again it is told what is live, or finds
-// that it was dropped.
-func TestClientThatDoesNotRead(t *testing.T) {
-	g := newRig(t, subagent.Config{Func: noisy, MaxQueued: -1}, web.Options{})
-	stuck, reader, sse := g.dial("/ws"), g.dial("/ws"), g.events("/events")
-	for _, s := range []*socket{stuck, reader} {
-		s.call("subscribe", nil)
-	}
-	sse.kind("live_tasks")
-	const batch = 100
-	rounds, done := make(chan struct{}), make(chan error, 1)
-	go func() { // ends with the rounds; the test reads its result
-		var err error
-		var last float64
-		for range rounds {
-			if err == nil {
-				_, last, err = ends(batch, last, sse.line)
-			}
-			done <- err
-		}
-	}()
-	defer close(rounds)
-	events, tasks, last := 0, 0, 0.0
-	began := time.Now()
-	for ; events < 10_000; tasks += batch {
-		for range batch {
-			g.spawn(subagent.Request{Description: noise})
-		}
-		rounds <- struct{}{}
-		n, seq, err := ends(batch, last, func() ([]byte, error) {
-			_, data, err := reader.conn.Read(t.Context())
-			return data, err
-		})
-		require.NoError(t, err)
-		require.NoError(t, <-done)
-		events, last = events+n, seq
-	}
-	t.Logf("%d events of %d tasks in %v beside a client that does not read", events, tasks, time.Since(began))
-	require.EqualValues(t, tasks, g.runner.Stats().Completed)
-	for {
-		f, err := stuck.read()
-		if err != nil {
-			require.NotErrorIs(t, err, context.DeadlineExceeded)
-			t.Log("it was dropped:", err)
-			break
-		}
-		if f["type"] == "live_tasks" {
-			t.Log("it has lagged")
-			require.NotContains(t, f, "resumed")
-			break
-		}
-	}
-}
 
 // slow is the response of a client that takes nothing until it is told to.
 type slow struct {
@@ -201,67 +96,98 @@ func TestLag(t *testing.T) {
 	}
 }
 
-// watched reports when the server closes a connection.
-type watched struct {
-	net.Listener
-	closed chan struct{} // of the connections that were accepted, one after the other
-}
+const subscribe = `{"action":"subscribe"}`
 
-func (w watched) Accept() (net.Conn, error) {
-	conn, err := w.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return &watchedConn{Conn: conn, closed: w.closed}, nil
-}
-
-type watchedConn struct {
-	net.Conn
-	once   sync.Once
-	closed chan struct{}
-}
-
-func (c *watchedConn) Close() error {
-	c.once.Do(func() { c.closed <- struct{}{} })
-	return c.Conn.Close()
-}
-
-// A client that never reads again is dropped, over both transports.
+// A client that never reads again is dropped after ten seconds, over all three
+// transports.
 func TestClientIsDropped(t *testing.T) {
-	t.Parallel()
-	runner, err := subagent.New(t.Context(), subagent.Config{Func: noisy, MaxQueued: -1})
-	require.NoError(t, err)
-	server := httptest.NewUnstartedServer(web.Handler(runner, web.Options{}))
-	closed := make(chan struct{}, 8)
-	server.Listener = watched{server.Listener, closed}
-	server.Start()
-	defer server.Close()
-	defer runner.Shutdown(context.Background())
-
-	conn, _, err := websocket.Dial(t.Context(), strings.Replace(server.URL, "http", "ws", 1)+"/ws", nil)
-	require.NoError(t, err)
-	defer conn.CloseNow()
-	require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(`{"action":"subscribe"}`)))
-	raw, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://"))
-	require.NoError(t, err)
-	defer raw.Close()
-	_, err = io.WriteString(raw, "GET /events HTTP/1.1\r\nHost: "+raw.RemoteAddr().String()+"\r\n\r\n")
-	require.NoError(t, err)
-
-	late := time.After(time.Minute)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for left := 2; left > 0; {
-		select {
-		case <-closed:
-			left--
-		case <-tick.C: // events go on, so that no buffer is large enough
-			for range 20 {
-				_, err := runner.Spawn(t.Context(), subagent.Request{ParentSessionID: "s", Description: noise})
-				require.NoError(t, err)
-			}
-		case <-late:
-			t.Fatal("a client that does not read was not dropped")
+	bubble.Test(t, func(t *testing.T) {
+		p := newPiped(t, subagent.Config{}, web.Options{}, nil)
+		began := time.Now()
+		conn, _, err := websocket.Dial(t.Context(), "ws://x/ws", &websocket.DialOptions{HTTPClient: p.http})
+		require.NoError(t, err)
+		defer conn.CloseNow()
+		require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(subscribe)))
+		body := `{"session_id":"s","prompt":"p","wait":true}`
+		for _, request := range []string{
+			"GET /events HTTP/1.1\r\nHost: x\r\n\r\n",
+			"GET /tasks HTTP/1.1\r\nHost: x\r\n\r\n",
+			"POST /tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 43\r\n\r\n" + body,
+		} {
+			raw := p.dial()
+			defer raw.Close()
+			_, err = io.WriteString(raw, request)
+			require.NoError(t, err)
 		}
-	}
+		for range 4 {
+			<-p.closed
+		}
+		require.Equal(t, 10*time.Second, time.Since(began))
+	})
+}
+
+// A client that reads but does not answer when it is asked whether it is there
+// loses its connection, not just its events.
+func TestClientWithoutPongs(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		p := newPiped(t, subagent.Config{}, web.Options{}, nil)
+		asked := 0
+		conn, _, err := websocket.Dial(t.Context(), "ws://x/ws", &websocket.DialOptions{
+			HTTPClient:     p.http,
+			OnPingReceived: func(context.Context, []byte) bool { asked++; return asked < 10 },
+		})
+		require.NoError(t, err)
+		began := time.Now()
+		require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(subscribe)))
+		_, _, err = conn.Read(t.Context())
+		require.NoError(t, err)
+		_, _, err = conn.Read(t.Context())
+		require.Error(t, err)
+		require.Equal(t, 10, asked)
+		require.Equal(t, 10*15*time.Second+30*time.Second, time.Since(began))
+	})
+}
+
+// The time limits of the host's server are for requests: a stream and a wait
+// outlive them.
+func TestServerWithTimeouts(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		gate := subagenttest.NewGate()
+		p := newPiped(t, subagent.Config{Func: gate.Func()}, web.Options{}, func(s *http.Server) {
+			s.ReadTimeout, s.WriteTimeout, s.IdleTimeout = time.Second, time.Second, time.Second
+		})
+		conn, _, err := websocket.Dial(t.Context(), "ws://x/ws", &websocket.DialOptions{HTTPClient: p.http})
+		require.NoError(t, err)
+		defer conn.CloseNow()
+		require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(subscribe)))
+		stream, err := p.http.Get("http://x/events")
+		require.NoError(t, err)
+		defer stream.Body.Close()
+		wait, err := p.http.Post("http://x/tasks", "application/json", strings.NewReader(`{"session_id":"s","prompt":"p","wait":true}`))
+		require.NoError(t, err)
+		defer wait.Body.Close()
+		run, err := gate.Entered(t.Context())
+		require.NoError(t, err)
+		time.AfterFunc(time.Minute, func() { gate.Release(run.Task().ID, subagent.Result{Text: "done"}, nil) })
+		var all sync.WaitGroup // nobody may wait for another to read
+		all.Go(func() {
+			var end subagent.Task
+			assert.NoError(t, json.NewDecoder(wait.Body).Decode(&end))
+			assert.Equal(t, "done", end.ResultText)
+		})
+		all.Go(func() {
+			lines := bufio.NewScanner(stream.Body)
+			for assert.True(t, lines.Scan(), "the stream ended") && !strings.Contains(lines.Text(), `"completed"`) {
+			}
+		})
+		all.Go(func() {
+			for {
+				_, data, err := conn.Read(t.Context())
+				if !assert.NoError(t, err) || bytes.Contains(data, []byte(`"completed"`)) {
+					return
+				}
+			}
+		})
+		all.Wait()
+	})
 }

@@ -10,7 +10,7 @@ import (
 // not take what it is sent; a browser then comes back by itself, after a
 // second, with the Last-Event-ID that it has.
 func (h *handler) serveEvents(w http.ResponseWriter, r *http.Request, v view) *problem {
-	q, err := queried(r.URL.Query())
+	q, err := queried(r.URL.RawQuery)
 	if err != nil {
 		return problemOf(err)
 	}

@@ -16,7 +16,7 @@ package web
 import (
 	"net/http"
 	"net/url"
-	"path"
+	"slices"
 	"strings"
 
 	"github.com/go-subagent/subagent"
@@ -33,7 +33,8 @@ type Options struct {
 	// Sessions says whose tasks a request may see, start and stop. It is called
 	// for each request, and once for a WebSocket or an event stream, when it is
 	// opened; it may block for as long as the client is willing to wait. An
-	// error refuses the request (its text is not sent). nil: all sessions.
+	// error refuses the request (its text is not sent); a panic is net/http's to
+	// recover from, and nothing is sent. nil: all sessions.
 	Sessions func(*http.Request) (SessionScope, error)
 
 	// ReadOnly refuses to start and to stop tasks, and hides the page's buttons.
@@ -73,11 +74,10 @@ type SessionScope struct {
 // the request's. A response that a client does not take is given up after 10
 // seconds without progress.
 func Handler(r *subagent.Runner, o Options) http.Handler {
-	o.Prefix = strings.Trim(o.Prefix, "/")
-	if o.Prefix != "" {
-		o.Prefix = (&url.URL{Path: "/" + o.Prefix}).EscapedPath()
-	}
 	h := &handler{runner: r, Options: o, panel: newPanel(o)}
+	if prefix := strings.Trim(o.Prefix, "/"); prefix != "" {
+		h.prefix = strings.Split(prefix, "/")
+	}
 	h.feed = newFeed(r.ID())
 	// Owned by the Runner: its shutdown ends the subscription, and with it the
 	// goroutine. Nobody waits for it.
@@ -87,6 +87,7 @@ func Handler(r *subagent.Runner, o Options) http.Handler {
 
 type handler struct {
 	Options
+	prefix []string // its steps
 	runner *subagent.Runner
 	feed   *feed
 	panel  *panel
@@ -123,31 +124,32 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// route returns the steps of the path below the prefix, decoded one by one:
-// the id of a session may hold a slash. If it returns false it has answered.
+// route returns the steps of the path below the prefix, decoded one by one: the
+// id of a session may hold a slash, and an address may be escaped in more than
+// one way. If it returns false it has answered.
 func (h *handler) route(w http.ResponseWriter, r *http.Request) ([]string, bool) {
-	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), h.Prefix)
-	if ok && rest == "" && h.Prefix != "" {
-		// Relative, so that it holds behind a proxy that adds a prefix too.
-		w.Header().Set("Location", path.Base(h.Prefix)+"/")
-		w.WriteHeader(http.StatusMovedPermanently)
-		return nil, false
-	}
-	rest, rooted := strings.CutPrefix(rest, "/")
-	if !ok || !rooted && rest != "" {
-		refuse(w, notFound)
-		return nil, false
-	}
-	steps := strings.Split(rest, "/")
+	path := r.URL.EscapedPath()
+	steps := strings.Split(strings.TrimPrefix(path, "/"), "/")
 	for i, s := range steps {
-		step, err := url.PathUnescape(s)
-		if err != nil {
+		var err error
+		if steps[i], err = url.PathUnescape(s); err != nil {
 			refuse(w, notFound)
 			return nil, false
 		}
-		steps[i] = step
 	}
-	return steps, true
+	n := len(h.prefix)
+	if n > len(steps) || !slices.Equal(h.prefix, steps[:n]) || path != "" && path[0] != '/' {
+		refuse(w, notFound)
+		return nil, false
+	}
+	if n > 0 && n == len(steps) {
+		// Relative, so that it holds behind a proxy that adds a prefix too.
+		to := url.URL{Path: h.prefix[n-1] + "/", RawQuery: r.URL.RawQuery}
+		w.Header().Set("Location", to.String())
+		w.WriteHeader(http.StatusMovedPermanently)
+		return nil, false
+	}
+	return steps[n:], true
 }
 
 // checkOrigin reports whether the page that makes the request, if a page makes

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"strings"
 	"sync"
 	"unicode/utf8"
 
@@ -42,16 +41,27 @@ type wsConn struct {
 	waits       chan struct{} // one in it for each wait
 }
 
+// handshake is a response that Accept uses for nothing but to accept: what it
+// would say instead is not in our words.
+type handshake struct{ http.ResponseWriter }
+
+func (h handshake) Unwrap() http.ResponseWriter    { return h.ResponseWriter }
+func (h handshake) Write(text []byte) (int, error) { return len(text), nil }
+func (h handshake) WriteHeader(status int) {
+	if status == http.StatusSwitchingProtocols {
+		h.ResponseWriter.WriteHeader(status)
+	}
+}
+
 // serveWS serves a connection until either side closes it.
 func (h *handler) serveWS(w http.ResponseWriter, r *http.Request, v view) *problem {
-	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
-		w.Header().Set("Upgrade", "websocket")
-		return noUpgrade
-	}
 	// checkOrigin has seen the origin.
-	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
+	conn, err := websocket.Accept(handshake{w}, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
 	if err != nil {
-		return nil // Accept has answered
+		w.Header().Set("Connection", "Upgrade")
+		w.Header().Set("Upgrade", "websocket")
+		w.Header().Set("Sec-WebSocket-Version", "13")
+		return noUpgrade
 	}
 	conn.SetReadLimit(maxFrame)
 	ctx, cancel := context.WithCancel(r.Context())
@@ -185,6 +195,8 @@ func (c *wsConn) stream(ctx context.Context, v view, q wsRequest) {
 		_ = c.answer(q.ID, nil, replaced) // or the connection is over, then it fails
 	case ctx.Err() == nil && errors.As(err, &p):
 		_ = c.answer(q.ID, nil, p)
+	case ctx.Err() == nil:
+		_ = c.conn.CloseNow() // a client that does not answer must not believe that all is quiet
 	}
 }
 
