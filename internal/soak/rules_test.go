@@ -1,0 +1,322 @@
+package soak
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/go-subagent/subagent"
+)
+
+// found: what a store has acknowledged is there when it is opened again.
+func (m *model) found(f fact, at int64) {
+	has := make(map[uuid.UUID]row)
+	for _, r := range f.Rows {
+		has[r.ID] = r
+		if s := m.story(r.ID); s.owner == "" {
+			s.owner = r.Owner
+		}
+	}
+	for id, s := range m.tasks {
+		r, ok := has[id]
+		switch {
+		case s.newest.Version == 0 && s.acked == 0, s.storing > f.Since || s.acked > f.Since:
+		case !ok:
+			m.fault(id, "acknowledged, and not in the store when it was opened")
+		case r.Version < s.newest.Version || r.Version == s.newest.Version && r.Status != s.newest.Status && s.newest.Version > 0:
+			m.fault(id, "version %d (%s) was acknowledged, and the store has version %d (%s)", s.newest.Version, s.newest.Status, r.Version, r.Status)
+		}
+	}
+}
+
+// boot: when New has returned nothing is left open that nobody runs.
+func (m *model) boot(l *life, f fact) {
+	l.runner = f.Text
+	m.runners[f.Text] = l
+	for _, r := range f.Rows {
+		if owner := m.runners[r.Owner]; owner != nil && owner.over {
+			m.fault(r.ID, "is %s after New, and its Runner (life %d) is dead", r.Status, owner.number)
+		}
+	}
+}
+
+// stored: acknowledged records follow each other, and none takes the place of
+// another.
+func (m *model) stored(l *life, t subagent.Task, at int64) {
+	s := m.story(t.ID)
+	switch {
+	case t.Version == s.newest.Version && encode(t) != encode(s.newest):
+		m.fault(t.ID, "version %d was acknowledged twice: %s and %s", t.Version, encode(s.newest), encode(t))
+	case t.Version > s.newest.Version:
+		if s.newest.Status.Terminal() && !t.Status.Terminal() {
+			m.fault(t.ID, "stored as %s after its end", t.Status)
+		}
+		if t.Status.Terminal() && !s.newest.Status.Terminal() && t.Version == s.newest.Version+1 {
+			s.settled = l.number
+		}
+		if !t.NotifiedAt.IsZero() && s.newest.NotifiedAt.IsZero() {
+			s.handing = l.number
+		}
+		s.newest, s.storing = t, at
+	}
+	m.seen(t, at, 0, false, "stored")
+}
+
+// seen: once somebody has seen the end it does not change, and who asks after
+// that sees it. began is when the one who sees t now had asked; 0: he has not.
+func (m *model) seen(t subagent.Task, at, began int64, bare bool, where string) {
+	s := m.story(t.ID)
+	if s.first.ID == uuid.Nil {
+		s.first = t
+	}
+	if s.owner == "" {
+		s.owner = t.Owner
+	}
+	if s.delivered == 0 && !t.NotifiedAt.IsZero() {
+		s.delivered = at
+	}
+	switch {
+	case !t.Status.Terminal():
+		if s.end != nil && s.ended <= began {
+			m.fault(t.ID, "%s shows it %s, after its end was seen", where, t.Status)
+		}
+	case s.end == nil:
+		if !bare && !t.ResultTruncated {
+			s.end, s.ended = &t, at
+		}
+	default:
+		if diff := sameEnd(*s.end, t, bare); diff != "" {
+			m.fault(t.ID, "%s shows another end: %s", where, diff)
+		}
+	}
+}
+
+// returned: what a call was told.
+func (m *model) returned(l *life, f fact, at int64) {
+	c := l.calls[f.Call]
+	delete(l.calls, f.Call)
+	m.count.queue = max(m.count.queue, f.Queue)
+	if slices.Contains([]string{"spawn", "cancel", "cancel session", "task_stop", "ws spawn_task", "ws cancel_task"}, f.Op) && f.Took > m.count.slowest {
+		m.count.slowest, m.count.slowestOp = f.Took, f.Op
+	}
+	if f.Err != "" {
+		m.count.refusals[f.Op]++
+		for _, id := range c.ids {
+			if s := m.tasks[id]; s != nil && s.acked != 0 && s.acked <= c.began && (strings.Contains(f.Err, "not found") || f.Err == "not_found") {
+				m.fault(id, "%s does not find it: %s", f.Op, f.Err)
+			}
+		}
+	}
+	for _, t := range f.Tasks {
+		m.seen(t, at, c.began, f.Bare, f.Op)
+		s := m.story(t.ID)
+		if s.acked == 0 {
+			s.acked = at
+		}
+		s.spawned = s.spawned || f.Op == "spawn" || f.Op == "run" || f.Op == "agent"
+	}
+	for _, id := range f.First {
+		m.handed(l, id, c, at)
+	}
+	switch f.Op {
+	case "cancel", "cancel session":
+		for _, t := range f.Tasks {
+			m.stopped(l, &t, at)
+		}
+	case "task_stop", "ws cancel_task", "ws cancel_session":
+		for _, id := range f.IDs { // the answer does not say more, but the stop was stored before
+			m.stopped(l, &m.story(id).newest, at)
+		}
+	}
+}
+
+// stopped notes a stop that its own Runner has acknowledged: from then on the
+// task and its descendants obey it. A task that had ended merely ended.
+func (m *model) stopped(l *life, t *subagent.Task, at int64) {
+	s := m.tasks[t.ID]
+	live := !t.Status.Terminal() && !t.CancelRequestedAt.IsZero()
+	if s != nil && s.owner == l.runner && (live || t.Status == subagent.StatusCancelled) {
+		s.stops = append(s.stops, stop{l.number, at})
+	}
+}
+
+// handed: the end, and with it the usage, is handed to one waiter as the first,
+// and not once it was known to be delivered. That holds over kills: the record
+// says so before the waiter is told.
+func (m *model) handed(l *life, id uuid.UUID, c call, at int64) {
+	s := m.story(id)
+	s.firsts++
+	m.count.firsts++
+	if s.firsts > 1 {
+		m.fault(id, "its usage was handed out by a wait %d times", s.firsts)
+	}
+	if s.delivered != 0 && s.delivered <= c.began {
+		m.fault(id, "its usage was handed out by %s, which began after it was delivered", c.op)
+	}
+	for _, n := range s.notices {
+		if n.at <= c.began && n.life == l.number {
+			m.count.overlaps++
+		}
+	}
+}
+
+// enter: a Func is entered once for each ID, and by the Runner that owns it.
+func (m *model) enter(l *life, id uuid.UUID) {
+	s := m.story(id)
+	s.enters++
+	s.entered = l.number
+	if s.enters > 1 {
+		m.fault(id, "its Func was entered %d times", s.enters)
+	}
+	if s.end != nil && s.end.StartedAt.IsZero() {
+		m.fault(id, "its Func was entered after it had ended in the queue")
+	}
+}
+
+// card: a card shows the end last, and no other end.
+func (m *model) card(l *life, f fact, at int64) {
+	s, c := m.story(f.ID), f.Card
+	terminal := subagent.Status(c.Attach.Status).Terminal()
+	if f.Says == saysCardFails {
+		s.refused = terminal
+		m.count.cardsRefused++
+		return
+	}
+	m.count.cards++
+	s.refused = false
+	if s.card != nil && subagent.Status(s.card.Attach.Status).Terminal() && *s.card != *c {
+		m.fault(f.ID, "its card changed after its end: %s and %s", encode(s.card), encode(c))
+	}
+	if s.end != nil && terminal && s.end.Card() != *c {
+		m.fault(f.ID, "its card is %s, of its end it would be %s", encode(c), encode(s.end.Card()))
+	}
+	if terminal && s.carded[l.number] == 0 {
+		s.carded[l.number] = at
+	}
+	s.card = c
+}
+
+// notifying: no notice begins once the task was delivered. Whether it is owed
+// is decided after its card was put, and after the notice before it in its
+// session: only what was known by then counts.
+func (m *model) notifying(l *life, f fact, at int64) {
+	t := f.Tasks[0]
+	s := m.story(t.ID)
+	m.seen(t, at, 0, false, "a notice")
+	if !t.Status.Terminal() || !t.Background {
+		m.fault(t.ID, "a notice of a task that owes none: %s", brief(&t))
+	}
+	decided := max(s.carded[l.number], s.notified[l.number])
+	if s.delivered != 0 && s.delivered <= decided {
+		m.fault(t.ID, "a notice began after it was delivered")
+	}
+	s.notified[l.number] = at
+}
+
+// notice: one is repeated only if the process died that made the one before.
+func (m *model) notice(l *life, f fact, at int64) {
+	s := m.story(f.ID)
+	m.count.notices++
+	if n := len(s.notices); n > 0 {
+		m.count.repeated++
+		if before := m.life(s.notices[n-1].life); before == l || !before.killed {
+			m.fault(f.ID, "a second notice, and the process that made the first one did not die")
+		}
+	}
+	s.notices = append(s.notices, notice{l.number, at})
+	l.notices[f.Text] = at
+}
+
+// calm: what was stopped has ended, and so have its descendants.
+func (m *model) calm(f fact) {
+	for _, t := range f.Tasks {
+		m.seen(t, 0, f.Since, false, "list")
+		if !t.CancelRequestedAt.IsZero() {
+			m.fault(t.ID, "was asked to stop and goes on: %s", brief(&t))
+		}
+		if by, at := m.stoppedBy(t.ID); at != 0 && at <= f.Since {
+			m.fault(t.ID, "goes on, although a stop of %s was acknowledged", by)
+		}
+	}
+}
+
+// stoppedBy is the first acknowledged stop that reaches a task, and of which
+// task it is: itself, or an ancestor up to an independent one.
+func (m *model) stoppedBy(id uuid.UUID) (by uuid.UUID, at int64) {
+	life := 0
+	for s := m.tasks[id]; s != nil; s = m.tasks[s.first.ParentTaskID] {
+		if owner := m.runners[s.owner]; owner != nil && life == 0 {
+			life = owner.number
+		}
+		for _, stop := range s.stops {
+			if stop.life == life && (at == 0 || stop.at < at) {
+				by, at = s.id, stop.at
+			}
+		}
+		if s.first.Metadata[independent] != "" || s.first.ParentTaskID == uuid.Nil {
+			break
+		}
+	}
+	return by, at
+}
+
+// judge: an end is one that this task can have.
+func (m *model) judge(s *story) (wrong string) {
+	t := s.end
+	kind, _, _ := strings.Cut(t.Description, " ")
+	owner := m.runners[s.owner]
+	m.count.ends[strings.TrimSuffix(fmt.Sprintf("%s %s", t.Status, t.Reason), " ")]++
+	if t.Reason == subagent.ReasonLost {
+		m.count.recovered++
+		if owner == nil || !owner.killed {
+			return "it was lost, and its process did not die"
+		}
+		return ""
+	}
+	if t.Reason == subagent.ReasonStore {
+		// No store fails here. But a caller whose ctx ended did not wait for
+		// the record, which came all the same.
+		if t.Error != "store: its record was stored too late" || s.spawned || s.enters > 0 {
+			return "the store refused it, and no store fails here"
+		}
+		return ""
+	}
+	if by, at := m.stoppedBy(s.id); at != 0 && s.left >= at && t.Status != subagent.StatusCancelled &&
+		t.Reason != subagent.ReasonTimeout && t.Reason != subagent.ReasonShutdown {
+		return fmt.Sprintf("it worked on after a stop of %s was acknowledged, and ended as if there was none", by)
+	}
+	if s.enters > 0 && t.StartedAt.IsZero() {
+		return "its Func was entered, and it never started"
+	}
+	switch t.Status {
+	case subagent.StatusCompleted:
+		if s.gone != "returns" || kind == "panic" || kind == "goexit" || t.ResultText != resultOf(kind, s.id) || t.Usage.TotalTokens != usageOf(s.id).TotalTokens {
+			return "it completed with what its Func did not say"
+		}
+	case subagent.StatusCancelled:
+		if t.CancelRequestedAt.IsZero() && t.Reason != subagent.ReasonShutdown {
+			return "it was cancelled, and nobody asked for that"
+		}
+	case subagent.StatusErrored:
+		switch t.Reason {
+		case subagent.ReasonTimeout, subagent.ReasonQueueTimeout:
+		case subagent.ReasonError:
+			if s.gone != "fails" {
+				return "it failed, and its Func did not"
+			}
+		case subagent.ReasonShutdown:
+			if owner == nil || owner.killed {
+				return "it ended with a shutdown, and there was none"
+			}
+		case subagent.ReasonPanic:
+			if kind != "panic" && kind != "goexit" {
+				return "it panicked, and was not asked to"
+			}
+		default:
+			return "it ended for a reason that does not exist here"
+		}
+	}
+	return ""
+}
