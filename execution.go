@@ -424,7 +424,9 @@ func (e *execution) showEndLocked(d *edit, row *Task, err error) (unsaved *edit)
 		}
 	}
 	e.shown = true
-	e.claimed = e.task.NotifiedAt
+	if e.claimed.IsZero() { // else somebody has read the end in the store and was handed it
+		e.claimed = e.task.NotifiedAt
+	}
 	e.tallyLocked(e.task.Status)
 	return unsaved
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
@@ -415,5 +416,45 @@ func TestG14_AnEditThatRunsTwiceDeliversOnce(t *testing.T) {
 			require.NoError(t, err)
 			require.False(t, second.NotifiedAt.IsZero())
 		}
+	})
+}
+
+// An end that is stored, and not told yet, is handed to a wait that reads it
+// in the store: an Await of any, which another end has let go. Then no notice
+// is owed, even if the store takes its time over both writes.
+func TestG14_AnEndHandedOutBeforeItWasToldOwesNoNotice(t *testing.T) {
+	inRig(t, subagent.Config{Workers: 2}, func(t *testing.T, r *rig) {
+		over, _ := r.runs("over")
+		r.gate.Release(over, subagent.Result{}, nil)
+		r.awaited(over)
+		id, _ := r.runs("work")
+		ended, delivered := make(chan struct{}), make(chan struct{})
+		r.store.On(subagenttest.OpUpdate, func(c subagenttest.Call) subagenttest.Fault {
+			switch {
+			case len(c.Tasks) == 0 || !c.Ends():
+				return subagenttest.Fault{}
+			case !c.Tasks[0].NotifiedAt.IsZero():
+				return subagenttest.Fault{Committed: true, Block: delivered}
+			}
+			return subagenttest.Fault{Committed: true, Block: ended}
+		})
+		r.gate.Release(id, subagent.Result{Text: "done"}, nil)
+		synctest.Wait() // its end is stored, and the store has not said so yet
+		handed := make(chan []subagent.Task, 1)
+		go func() { // ends with the wait, which delivered lets go
+			tasks, err := r.Await(r.ctx, subagent.AwaitAny, over, id)
+			assert.NoError(t, err)
+			handed <- tasks
+		}()
+		synctest.Wait()
+		close(ended)
+		synctest.Wait() // it is told, and the delivery is still being stored
+		close(delivered)
+		first := (<-handed)[1]
+		require.Equal(t, subagent.StatusCompleted, first.Status)
+		require.True(t, first.NotifiedAt.IsZero(), "the wait was the first to see the end")
+		synctest.Wait()
+		_, _, notices := r.heard(id)
+		require.Empty(t, notices, "its usage was handed out twice")
 	})
 }
