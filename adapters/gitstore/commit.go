@@ -212,7 +212,9 @@ func (s *Store) submit(ctx context.Context, c *change) (blocking *group, err err
 	for _, r := range c.put {
 		r.raw() // while the write before is at the disk
 	}
-	return nil, g.wait(ctx)
+	// The write goes on whatever becomes of ctx. Who is told that it failed may
+	// look for it, find nothing, and not look again.
+	return nil, g.wait(context.WithoutCancel(ctx))
 }
 
 // admitLocked adds changes to the heads of their sessions and to the groups

@@ -54,8 +54,9 @@ type Options struct {
 // Store is a subagent.Store in folders and git repositories. It belongs to one
 // process, and to one Runner at a time. Its methods may be called from many
 // goroutines; a call that changes something blocks until the change would
-// survive a power cut. ctx governs the waiting: a call whose ctx ends while its
-// write is under way returns ctx's error, and the write goes on.
+// survive a power cut. ctx governs a call until its write is under way: that is
+// seen through, for as long as the disk takes, and what the call returns then is
+// what has become of it. A write that returned ctx's error has changed nothing.
 type Store struct {
 	dir   string
 	ref   string // of the branch with the history

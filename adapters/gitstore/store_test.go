@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
@@ -233,4 +235,46 @@ func TestCloseStoresWhatIsUnderWay(t *testing.T) {
 	require.NoError(t, s.Close())
 	s = openStore(t, dir, gitstore.Options{})
 	require.Contains(t, []string{"", "x"}, get(t, s, task.ID).AgentID)
+}
+
+// held are files on which tasks.json gets its name when the test lets it.
+type held struct {
+	gitstore.OSFiles
+	reached chan struct{} // closed when it is about to
+	release chan struct{}
+	once    sync.Once
+}
+
+func (h *held) Rename(from, to string) error {
+	if filepath.Base(to) == "tasks.json" {
+		h.once.Do(func() { close(h.reached) })
+		<-h.release
+	}
+	return h.OSFiles.Rename(from, to)
+}
+
+// TestWriteUnderWayIsSeenThrough ends the ctx of a call whose write is under
+// way: what the call says in the end is what is stored, for who is told that it
+// failed, and finds nothing, will not look again.
+func TestWriteUnderWayIsSeenThrough(t *testing.T) {
+	files := &held{reached: make(chan struct{}), release: make(chan struct{})}
+	s, err := gitstore.OpenOn(t.TempDir(), gitstore.Options{}, files)
+	require.NoError(t, err)
+	defer s.Close()
+	task := newTask("a")
+	ctx, cancel := context.WithCancel(t.Context())
+	told := make(chan error, 1)
+	go func() { told <- s.Create(ctx, task) }() // ends with the write, which release lets go
+	<-files.reached
+	cancel()
+	select {
+	case err := <-told:
+		t.Errorf("the write is under way, and Create has returned: %v", err)
+	case <-time.After(50 * time.Millisecond): // it has had the time to
+	}
+	close(files.release)
+	if !t.Failed() {
+		require.NoError(t, <-told)
+	}
+	require.Equal(t, task.ID, get(t, s, task.ID).ID)
 }
