@@ -78,6 +78,7 @@ func (h *host) rest() error {
 	}
 	if !ok {
 		h.j.fault(uuid.Nil, "does not come to rest: %s", left)
+		return nil
 	}
 	h.slots()
 	return h.show(ctx)

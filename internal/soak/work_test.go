@@ -181,7 +181,8 @@ func (w *job) nest(ctx context.Context) error {
 	wait, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	w.count(-1) // from here on the slot is lent
-	switch w.random.IntN(6) {
+	way := w.random.IntN(6)
+	switch way {
 	case 0:
 		w.h.wait(wait, kids[0])
 	case 1:
@@ -195,7 +196,7 @@ func (w *job) nest(ctx context.Context) error {
 	default:
 		w.h.await(wait, subagent.AwaitAll, kids)
 	}
-	if wait.Err() == nil {
+	if wait.Err() == nil && way != 2 { // that of the tool may have run out within
 		w.count(1)
 	}
 	return context.Cause(ctx)
