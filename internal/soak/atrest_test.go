@@ -120,3 +120,10 @@ func (m *model) wrong(id uuid.UUID, format string, args ...any) {
 	defer m.mu.Unlock()
 	m.fault(id, format, args...)
 }
+
+// again counts an end that a viewer was told twice.
+func (m *model) again() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.count.toldAgain++
+}

@@ -276,9 +276,10 @@ func (m *model) judge(s *story) (wrong string) {
 		return ""
 	}
 	if t.Reason == subagent.ReasonStore {
-		// No store fails here. But a caller whose ctx ended did not wait for
-		// the record, which came all the same.
-		if t.Error != "store: its record was stored too late" || s.spawned || s.enters > 0 {
+		// No store fails here. But a caller's ctx that ends while the record is
+		// being stored fails the spawn, whether the record came or not.
+		late, ended := t.Error == "store: its record was stored too late", strings.HasPrefix(t.Error, "store: context ")
+		if s.enters > 0 || !ended && (!late || s.spawned) {
 			return "the store refused it, and no store fails here"
 		}
 		return ""

@@ -162,14 +162,17 @@ func (c *line) liveLocked(f *frame) {
 	c.set = nil
 }
 
-// eventLocked: events rise, and none follows that of the end.
+// eventLocked: events rise, and none follows that of the end, unless two have
+// recovered a lost task at once: then that end may be told again.
 func (c *line) eventLocked(f *frame) {
 	t := *f.Task
 	if f.Seq <= c.seq {
 		c.m.wrong(t.ID, "event %d came after event %d", f.Seq, c.seq)
 	}
 	c.seq = f.Seq
-	if seq, over := c.ended[t.ID]; over {
+	if seq, over := c.ended[t.ID]; over && t.Reason == subagent.ReasonLost && sameEnd(c.said[t.ID], t, false) == "" {
+		c.m.again()
+	} else if over {
 		c.m.wrong(t.ID, "event %d (%s, %s) follows event %d, which told its end", f.Seq, f.Type, brief(&t), seq)
 	}
 	if t.Status.Terminal() {
