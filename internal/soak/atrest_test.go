@@ -90,7 +90,7 @@ func (m *model) delivery(s *story) {
 	}
 	for _, l := range m.lives {
 		for _, c := range l.calls {
-			foreground := c.op == "run" || c.op == "agent"
+			foreground := !s.final.Background && (c.op == "run" || c.op == "agent")
 			if l.killed && (foreground || slices.Contains(c.ids, s.id)) {
 				m.count.lostDeliveries++
 				return

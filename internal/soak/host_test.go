@@ -176,6 +176,7 @@ func (h *host) quit() error {
 	defer cancel()
 	err := h.runner.Shutdown(ctx)
 	h.quiet()
+	h.slots()
 	err = errors.Join(err, h.server.Close())
 	h.serving.Wait()
 	if s, ok := h.store.(io.Closer); ok {

@@ -94,14 +94,15 @@ type notice struct {
 
 // count is what the report tells.
 type count struct {
-	calls, ends, refusals               map[string]int
-	kills, restarts, recovered, torn    int
-	notices, repeated, firsts, events   int
-	cards, cardsRefused, staleCards     int
-	lostDeliveries, overlaps, toldAgain int
-	queue                               int
-	slowest                             time.Duration
-	slowestOp                           string
+	calls, ends, refusals             map[string]int
+	kills, restarts, recovered, torn  int
+	notices, repeated, firsts, events int
+	cards, cardsRefused, staleCards   int
+	lostDeliveries, overlaps, abroad  int
+	toldAgain                         int
+	queue                             int
+	slowest                           time.Duration
+	slowestOp                         string
 }
 
 func newModel(dir string) (*model, error) {

@@ -21,8 +21,8 @@ func (s *soak) page() string {
 	say("refused", "%s", table(c.refusals))
 	say("ends", "%s", table(c.ends))
 	say("processes", "%d killed, %d ended in order; %d tasks recovered as lost; %d lines cut off", c.kills, c.restarts, c.recovered, c.torn)
-	say("delivered", "%d notices, %d of them again after a kill; %d ends handed to a waiter first, %d while their notice was under way; %d lost in a kill",
-		c.notices, c.repeated, c.firsts, c.overlaps, c.lostDeliveries)
+	say("delivered", "%d notices, %d of them again after a kill; %d ends handed to a waiter first, %d while their notice was under way, %d notices while another process handed it out; %d lost in a kill",
+		c.notices, c.repeated, c.firsts, c.overlaps, c.abroad, c.lostDeliveries)
 	say("told", "%d cards (%d refused, %d left behind by a kill), %d events over WebSocket (%d ends of lost tasks again)", c.cards, c.cardsRefused, c.staleCards, c.events, c.toldAgain)
 	say("longest", "queue %d; acknowledgement %v (%s)", c.queue, c.slowest.Round(10_000), c.slowestOp)
 	say("faults", "%d", len(s.m.faults))

@@ -80,7 +80,6 @@ func (h *host) rest() error {
 		h.j.fault(uuid.Nil, "does not come to rest: %s", left)
 		return nil
 	}
-	h.slots()
 	return h.show(ctx)
 }
 
@@ -91,7 +90,7 @@ func (h *host) slots() {
 		back = append(back, release)
 	}
 	if len(back) != workers {
-		h.j.fault(uuid.Nil, "at rest %d of %d slots can be had", len(back), workers)
+		h.j.fault(uuid.Nil, "nothing runs, and %d of %d slots can be had", len(back), workers)
 	}
 	for _, release := range back {
 		release()

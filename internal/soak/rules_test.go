@@ -199,8 +199,9 @@ func (m *model) card(l *life, f fact, at int64) {
 }
 
 // notifying: no notice begins once the task was delivered. Whether it is owed
-// is decided after its card was put, and after the notice before it in its
-// session: only what was known by then counts.
+// is decided after its card was put: only what was known by then counts. A
+// wait in another process may be handed the end as soon as it is stored, and
+// this one does not ask the store before the first attempt.
 func (m *model) notifying(l *life, f fact, at int64) {
 	t := f.Tasks[0]
 	s := m.story(t.ID)
@@ -208,8 +209,12 @@ func (m *model) notifying(l *life, f fact, at int64) {
 	if !t.Status.Terminal() || !t.Background {
 		m.fault(t.ID, "a notice of a task that owes none: %s", brief(&t))
 	}
-	decided := max(s.carded[l.number], s.notified[l.number])
-	if s.delivered != 0 && s.delivered <= decided {
+	decided := max(s.carded[l.number], s.notified[l.number]) // a later attempt is decided anew
+	switch {
+	case s.delivered == 0 || s.delivered > decided:
+	case s.handing != 0 && s.handing != l.number:
+		m.count.abroad++
+	default:
 		m.fault(t.ID, "a notice began after it was delivered")
 	}
 	s.notified[l.number] = at

@@ -120,7 +120,7 @@ func (s *soak) rest(seats []*seat) error {
 			}
 		}
 	}
-	if _, err := s.m.catchUp(); err != nil {
+	if well, err := s.m.catchUp(); err != nil || !well {
 		return err
 	}
 	for _, at := range seats {
