@@ -42,7 +42,6 @@ type hostOptions struct {
 	Clients int      // how many use it
 	Most    int      // tasks, after which none are started
 	Dead    []string // Runners that were killed: their leases are given back
-	Shared  bool     // another host uses the store at the same time
 }
 
 func journalOf(dir string) string { return filepath.Join(dir, "journal") }

@@ -63,7 +63,6 @@ const (
 	saysEvent     = "event"     // a WebSocket client was told
 	saysCalm      = "calm"      // the clients have stopped: what still goes on
 	saysRest      = "rest"      // nothing goes on: what surface Op shows
-	saysStats     = "stats"     // and what the Runner counts
 	saysFault     = "fault"     // somebody saw himself that something is wrong
 )
 

@@ -27,12 +27,11 @@ type model struct {
 
 // life is one host.
 type life struct {
-	number  int
-	runner  string
-	killed  bool
-	over    bool
-	calls   map[int64]call // that have not returned
-	notices map[string]int64
+	number int
+	runner string
+	killed bool
+	over   bool
+	calls  map[int64]call // that have not returned
 }
 
 // call is one that has begun.
@@ -134,7 +133,7 @@ func (m *model) fault(id uuid.UUID, format string, args ...any) {
 func (m *model) life(n int) *life {
 	l := m.lives[n]
 	if l == nil {
-		l = &life{number: n, calls: make(map[int64]call), notices: make(map[string]int64)}
+		l = &life{number: n, calls: make(map[int64]call)}
 		m.lives[n] = l
 	}
 	return l

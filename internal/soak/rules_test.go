@@ -231,7 +231,6 @@ func (m *model) notice(l *life, f fact, at int64) {
 		}
 	}
 	s.notices = append(s.notices, notice{l.number, at})
-	l.notices[f.Text] = at
 }
 
 // calm: what was stopped has ended, and so have its descendants.

@@ -195,7 +195,7 @@ func (at *seat) watch(end time.Time, span time.Duration) (bool, error) {
 func (at *seat) up() error {
 	at.number = int(at.lives.Add(1))
 	o := hostOptions{
-		Store: at.store, Dir: at.dir, Life: at.number, Seed: at.random.Uint64(), Clients: 6, Most: at.most, Dead: at.dead, Shared: at.hosts > 1,
+		Store: at.store, Dir: at.dir, Life: at.number, Seed: at.random.Uint64(), Clients: 6, Most: at.most, Dead: at.dead,
 	}
 	var err error
 	if at.memory != nil {
