@@ -69,13 +69,15 @@ func (m *model) finish() {
 // lastCard: the last card is that of the end. It may be an older one where a
 // later Runner cannot know that it is: its process died after it had stored the
 // end and before the card was put, and no notice was owed, for the task was in
-// the foreground or somebody in another process had been handed its end.
+// the foreground or somebody in another process had been handed its end. Or the
+// sink refused the last card of a host that has ended since, in whatever way.
 func (m *model) lastCard(s *story) {
 	if s.card != nil && *s.card == s.final.Card() {
 		return
 	}
 	died := s.settled == 0 || m.life(s.settled).killed
-	if died && (!s.final.Background || s.refused || s.handing != s.settled) {
+	left := s.refused && m.life(s.settled).over
+	if left || died && (!s.final.Background || s.handing != s.settled) {
 		m.count.staleCards++
 		return
 	}

@@ -136,7 +136,7 @@ func (h *host) look() error {
 
 // boot notes which Runner this is, and what it has left open.
 func (h *host) boot() error {
-	f := fact{Says: saysBoot, Text: h.runner.ID(), Since: h.j.now()}
+	f := fact{Says: saysBoot, Text: h.runner.ID(), Dead: h.o.Dead}
 	open := subagent.Filter{Statuses: []subagent.Status{subagent.StatusPending, subagent.StatusQueued, subagent.StatusRunning}}
 	for t, err := range h.store.List(context.Background(), open) {
 		if err != nil {

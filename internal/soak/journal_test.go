@@ -29,6 +29,7 @@ type fact struct {
 	First []uuid.UUID     `json:"first,omitempty"` // whose end, and so usage, was handed out for the first time
 	Tasks []subagent.Task `json:"tasks,omitempty"`
 	Rows  []row           `json:"rows,omitempty"`
+	Dead  []string        `json:"dead,omitempty"` // Runners whose leases were given back
 	Card  *subagent.Card  `json:"card,omitempty"`
 	Bare  bool            `json:"bare,omitempty"` // Tasks come without prompt, result and usage
 	Text  string          `json:"text,omitempty"`

@@ -31,13 +31,14 @@ func (m *model) found(f fact, at int64) {
 	}
 }
 
-// boot: when New has returned nothing is left open that nobody runs.
+// boot: when New has returned nothing is left open of those who are known to be
+// dead. Of one that has just died beside it New cannot know.
 func (m *model) boot(l *life, f fact) {
 	l.runner = f.Text
 	m.runners[f.Text] = l
 	for _, r := range f.Rows {
-		if owner := m.runners[r.Owner]; owner != nil && owner.over {
-			m.fault(r.ID, "is %s after New, and its Runner (life %d) is dead", r.Status, owner.number)
+		if slices.Contains(f.Dead, r.Owner) {
+			m.fault(r.ID, "is %s after New, and its Runner is dead", r.Status)
 		}
 	}
 }
