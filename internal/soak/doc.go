@@ -5,6 +5,25 @@
 //
 //	SUBAGENT_SOAK_TIME=60s go test -run Soak .
 //
+// SUBAGENT_SOAK_TIME is how long the clients are at work, all stores together
+// (40s if it is not set); to bring each store to rest and to compare takes some
+// seconds more. SUBAGENT_TEST_SEED repeats the choices of an earlier soak, which
+// prints it when it begins; what they meet is decided by the machine.
+//
+// # What may repeat, and what may be missing
+//
+// The model allows this and nothing else. A notice is delivered again if its
+// process died after the Notifier had taken it and before that was stored. A
+// wait hands an end out as the first once, also over kills: the record says so
+// before the waiter is told; so if the process dies in between nobody has got
+// it, and Get still has the usage. A notice that is under way while a wait is
+// handed the end brings the usage, too. A card stays as it was if its process
+// died after it had stored the end of a foreground task, or of one whose end was
+// handed out in another process, and before it had put the card; or if the sink
+// refused the last card of a process that has ended since. The end of a lost
+// task may be broadcast again if two calls recover it at once. A spawn whose
+// ctx ends may leave a record that was stored too late, errored (store).
+//
 // # How it works
 //
 // A host (host_test.go) is a process with a Runner on one of the stores, a web
