@@ -458,3 +458,41 @@ func TestG14_AnEndHandedOutBeforeItWasToldOwesNoNotice(t *testing.T) {
 		require.Empty(t, notices, "its usage was handed out twice")
 	})
 }
+
+// While a Runner shuts down, two callers stop a task that a dead one has left:
+// both find it open, and its notice goes out once, here or by the next Runner.
+func TestG14_ALostTaskStoppedTwiceDuringShutdownIsDeliveredOnce(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		inner, shared := subagent.NewMemoryStore(), newTape()
+		store := subagenttest.NewFaultyStore(inner)
+		r := rigOn(t, subagent.Config{ShutdownGrace: time.Minute}, shared, inner, store)
+		r.left = true
+		row := subagent.Task{
+			ID: uuid.Must(uuid.NewV7()), ParentSessionID: "s", Description: "x", Status: subagent.StatusRunning,
+			Background: true, CreatedAt: time.Now().UTC(), Owner: "dead",
+		}
+		require.NoError(t, inner.Create(r.ctx, row))
+		r.runs("keeps the shutdown waiting")
+		both := make(chan struct{})
+		store.On(subagenttest.OpUpdate, func(subagenttest.Call) subagenttest.Fault { return subagenttest.Fault{Block: both} })
+		var calls sync.WaitGroup
+		calls.Go(func() { _ = r.Shutdown(context.Background()) }) // ends when ReleaseAll lets the Func go
+		synctest.Wait()
+		for range 2 {
+			calls.Go(func() { // ends with the store's answer, which both lets go
+				_, err := r.Cancel(r.ctx, row.ID, subagent.CancelOptions{})
+				assert.NoError(t, err)
+			})
+		}
+		synctest.Wait()
+		close(both)
+		synctest.Wait()
+		r.gate.ReleaseAll()
+		calls.Wait()
+		last := rigOn(t, subagent.Config{}, shared, inner, store)
+		defer last.Shutdown(context.Background())
+		synctest.Wait()
+		_, _, notices := shared.heard(row.ID)
+		require.Len(t, notices, 1)
+	})
+}

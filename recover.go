@@ -326,18 +326,20 @@ func (r *Runner) isDead(ctx context.Context, owner string) (bool, error) {
 // what he stored counts.
 func (r *Runner) recoverTask(row *Task) *execution {
 	e := r.endedExecution(row)
-	if taken, err := r.register(e); taken != nil {
+	taken, err := r.register(e)
+	if taken != nil {
 		return taken
-	} else if err != nil {
-		e.retired = true // Shutdown does not wait for what it does not know
 	}
+	e.retired = err != nil // Shutdown does not wait for what it does not know
 	var n ending
 	n.decide(newCause(causeLost, ReasonLost, lostMessage, 0), nil, false)
 	n.Result = Result{row.ResultText, row.HeadID, row.SourceCommitID, row.StopReason}
 	n.truncated, n.usage, n.progress = row.ResultTruncated, row.Usage, row.Progress
-	e.mu.Lock()
-	e.placeNoticeLocked()
-	e.mu.Unlock()
+	if err == nil { // else several could recover it at once: the next Runner delivers, once
+		e.mu.Lock()
+		e.placeNoticeLocked()
+		e.mu.Unlock()
+	}
 	e.settle(&edit{to: n.status, at: stamp(row.lastStamp()), end: &n, owner: &handover{row.Owner, r.id}})
 	return e
 }
