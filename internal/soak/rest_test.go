@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,21 +28,15 @@ func until(condition func() (bool, error)) (bool, error) {
 
 // calm waits until what was stopped has ended, and notes what has not.
 func (h *host) calm() error {
+	f := fact{Says: saysCalm}
 	_, err := until(func() (bool, error) {
-		tasks, err := h.runner.List(context.Background(), subagent.Filter{Statuses: openStatuses})
-		for _, t := range tasks {
-			if !t.CancelRequestedAt.IsZero() {
-				return false, err
-			}
-		}
-		return true, err
+		var err error
+		f.Since = h.j.now()
+		f.Tasks, err = h.runner.List(context.Background(), subagent.Filter{Statuses: openStatuses})
+		stopping := slices.ContainsFunc(f.Tasks, func(t subagent.Task) bool { return !t.CancelRequestedAt.IsZero() })
+		return !stopping, err
 	})
-	if err != nil {
-		return err
-	}
-	since := h.j.now()
-	tasks, err := h.runner.List(context.Background(), subagent.Filter{Statuses: openStatuses})
-	h.j.note(fact{Says: saysCalm, Since: since, Tasks: tasks})
+	h.j.note(f)
 	return err
 }
 
