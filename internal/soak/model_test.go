@@ -63,6 +63,8 @@ type story struct {
 	left    int64
 	gone    string // how its Func returned
 	stops   []stop
+	calm    time.Time // when it was seen to go on in spite of a stop
+	by      uuid.UUID // of that task
 
 	end       *subagent.Task // nil: nobody has seen it
 	ended     int64

@@ -234,7 +234,8 @@ func (m *model) notice(l *life, f fact, at int64) {
 	s.notices = append(s.notices, notice{l.number, at})
 }
 
-// calm: what was stopped has ended, and so have its descendants.
+// calm: what was stopped has ended, and so have its descendants, or their end is
+// being stored: that their stop came before the calm is for judge to see.
 func (m *model) calm(f fact) {
 	for _, t := range f.Tasks {
 		m.seen(t, 0, f.Since, false, "list")
@@ -242,7 +243,7 @@ func (m *model) calm(f fact) {
 			m.fault(t.ID, "was asked to stop and goes on: %s", brief(&t))
 		}
 		if by, at := m.stoppedBy(t.ID); at != 0 && at <= f.Since {
-			m.fault(t.ID, "goes on, although a stop of %s was acknowledged", by)
+			m.story(t.ID).calm, m.story(t.ID).by = f.At, by
 		}
 	}
 }
@@ -267,6 +268,21 @@ func (m *model) stoppedBy(id uuid.UUID) (by uuid.UUID, at int64) {
 	return by, at
 }
 
+// disobeyed: who was told to stop, itself or by way of an ancestor, neither goes
+// on nor ends as if it had not been.
+func (m *model) disobeyed(s *story) (wrong string) {
+	t := s.end
+	outOfTime := t.Reason == subagent.ReasonTimeout || t.Reason == subagent.ReasonQueueTimeout
+	if !s.calm.IsZero() && !outOfTime && (t.CancelRequestedAt.IsZero() || t.CancelRequestedAt.After(s.calm)) {
+		return fmt.Sprintf("it went on, although a stop of %s was acknowledged", s.by)
+	}
+	by, at := m.stoppedBy(s.id)
+	if at != 0 && s.left >= at && t.Status != subagent.StatusCancelled && !outOfTime && t.Reason != subagent.ReasonShutdown {
+		return fmt.Sprintf("it worked on after a stop of %s was acknowledged, and ended as if there was none", by)
+	}
+	return ""
+}
+
 // judge: an end is one that this task can have.
 func (m *model) judge(s *story) (wrong string) {
 	t := s.end
@@ -289,9 +305,8 @@ func (m *model) judge(s *story) (wrong string) {
 		}
 		return ""
 	}
-	if by, at := m.stoppedBy(s.id); at != 0 && s.left >= at && t.Status != subagent.StatusCancelled &&
-		t.Reason != subagent.ReasonTimeout && t.Reason != subagent.ReasonShutdown {
-		return fmt.Sprintf("it worked on after a stop of %s was acknowledged, and ended as if there was none", by)
+	if wrong := m.disobeyed(s); wrong != "" {
+		return wrong
 	}
 	if s.enters > 0 && t.StartedAt.IsZero() {
 		return "its Func was entered, and it never started"
