@@ -98,7 +98,7 @@ func TestB205_ResultsOfMegabytes(t *testing.T) {
 			require.True(t, end.ResultTruncated)
 			cards, _ := l.told(end.ID)
 			for _, card := range cards {
-				require.Less(t, len(jsonOf(t, card)), 8<<10)
+				require.Less(t, len(jsonOf(t, card)), 12<<10)
 			}
 			for _, ev := range l.read() {
 				require.Less(t, len(jsonOf(t, ev)), 80<<10, "an error text has at most 64 KiB")
