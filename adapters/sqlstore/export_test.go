@@ -8,7 +8,7 @@ import (
 
 // Pragmas are those of a connection that writes and of one that reads.
 func (s *Store) Pragmas(name string) (write, read string, err error) {
-	if err = s.write.QueryRow(`PRAGMA ` + name).Scan(&write); err == nil {
+	if err = s.txn.conn.QueryRowContext(context.Background(), `PRAGMA `+name).Scan(&write); err == nil {
 		err = s.read.QueryRow(`PRAGMA ` + name).Scan(&read)
 	}
 	return write, read, err
@@ -18,7 +18,7 @@ func (s *Store) Pragmas(name string) (write, read string, err error) {
 func (s *Store) Exec(ctx context.Context, statement string, before func(), args ...any) error {
 	return s.submit(ctx, 0, func(tx *txn) error {
 		before()
-		_, err := tx.tx.Exec(statement, args...)
+		_, err := tx.exec(statement, args...)
 		return err
 	})
 }

@@ -172,6 +172,24 @@ func TestOtherSchemasAreRefused(t *testing.T) {
 		require.ErrorIs(t, err, sqlstore.ErrNewerSchema)
 		require.ErrorContains(t, err, "99")
 	})
+	for _, version := range []string{"-3", "0"} {
+		t.Run("version "+version, func(t *testing.T) {
+			path := stored(t, 10)
+			raw := rawDB(t, path)
+			_, err := raw.Exec(`PRAGMA user_version = ` + version)
+			require.NoError(t, err)
+			require.NoError(t, raw.Close())
+			require.ErrorIs(t, refused(t, path), sqlstore.ErrDamaged)
+		})
+	}
+	t.Run("ours, without a table", func(t *testing.T) {
+		path := stored(t, 10)
+		raw := rawDB(t, path)
+		_, err := raw.Exec(`DROP TABLE leases`)
+		require.NoError(t, err)
+		require.NoError(t, raw.Close())
+		require.ErrorIs(t, refused(t, path), sqlstore.ErrDamaged)
+	})
 	t.Run("another application", func(t *testing.T) {
 		path := file(t)
 		raw := rawDB(t, path)

@@ -8,6 +8,9 @@ import (
 	"github.com/go-subagent/subagent"
 )
 
+const renewSQL = `INSERT INTO leases (owner, expires) VALUES ($1, $2)
+	ON CONFLICT (owner) DO UPDATE SET expires = excluded.expires`
+
 // Renew implements subagent.Leaser. Leases run on the clock of the machine: a
 // jump of it that is longer than what is left of a lease ends the lease. An
 // empty owner, or a ttl that is not positive, is ErrInvalidRequest.
@@ -22,11 +25,10 @@ func (s *Store) Renew(ctx context.Context, owner string, ttl time.Duration) erro
 	return s.submit(ctx, 0, func(tx *txn) error {
 		now := time.Now()
 		// What has ended is swept: it says as much when it is not there.
-		if _, err := tx.tx.Exec(`DELETE FROM leases WHERE expires <= $1`, now.UnixMicro()); err != nil {
+		if _, err := tx.exec(`DELETE FROM leases WHERE expires <= $1`, now.UnixMicro()); err != nil {
 			return err
 		}
-		_, err := tx.tx.Exec(`INSERT INTO leases (owner, expires) VALUES ($1, $2)
-			ON CONFLICT (owner) DO UPDATE SET expires = excluded.expires`, owner, now.Add(ttl).UnixMicro())
+		_, err := tx.exec(renewSQL, owner, now.Add(ttl).UnixMicro())
 		return err
 	})
 }
@@ -49,7 +51,7 @@ func (s *Store) Live(ctx context.Context, owner string) (bool, error) {
 func (s *Store) Release(ctx context.Context, owner string) error {
 	s.dismiss(owner)
 	return s.submit(ctx, 0, func(tx *txn) error {
-		_, err := tx.tx.Exec(`DELETE FROM leases WHERE owner = $1`, owner)
+		_, err := tx.exec(`DELETE FROM leases WHERE owner = $1`, owner)
 		return err
 	})
 }

@@ -2,6 +2,7 @@ package sqlstore
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -72,6 +73,9 @@ func (q *query) arg(v any) string {
 	return fmt.Sprintf("$%d", len(q.args))
 }
 
+// maxParts is how many statuses are looked up one by one.
+const maxParts = 8
+
 // selectPage finds f's tasks in its order, from one index that already has that
 // order, so that a page costs what it holds and what it has to skip. The index
 // is chosen here: the one that most probably leaves least to skip. Several
@@ -80,23 +84,19 @@ func selectPage(f *subagent.Filter, limit int) query {
 	var q query
 	terms := filterTerms(f)
 	statuses := slices.Compact(slices.Sorted(slices.Values(f.Statuses)))
-	lead := leadOf(terms, statuses)
 	var parts []string
-	if lead == len(terms) && len(statuses) > 0 {
+	switch {
+	case len(statuses) == 0:
+		parts = []string{q.part(f, terms, 0)}
+	case len(statuses) > maxParts || len(terms) > 0 && !terms[0].common:
+		list, _ := json.Marshal(statuses) // strings always can be
+		// COALESCE keeps the database from using the index on status.
+		in := "COALESCE(status, '') IN (SELECT value FROM json_each(" + q.arg(string(list)) + "))"
+		parts = []string{q.part(f, terms, 0, in)}
+	default:
 		for _, status := range statuses {
-			parts = append(parts, q.part(f, terms, lead, []string{"status = " + q.arg(string(status))}))
+			parts = append(parts, q.statusPart(f, terms, status))
 		}
-	} else {
-		var extra []string
-		if len(statuses) > 0 {
-			in := make([]string, len(statuses))
-			for i, status := range statuses {
-				in[i] = q.arg(string(status))
-			}
-			// COALESCE keeps the database from using the index on status.
-			extra = []string{"COALESCE(status, '') IN (" + strings.Join(in, ", ") + ")"}
-		}
-		parts = []string{q.part(f, terms, lead, extra)}
 	}
 	order := "ASC"
 	if f.NewestFirst {
@@ -109,38 +109,40 @@ func selectPage(f *subagent.Filter, limit int) query {
 // term is a field of a filter that is set.
 type term struct {
 	column string
-	value  any // nil: column is 1
+	value  any  // nil: column is 1
+	common bool // many tasks may share the value
 }
 
 // filterTerms are f's terms but for Statuses, the most selective first.
 func filterTerms(f *subagent.Filter) []term {
 	var terms []term
-	add := func(set bool, column string, value any) {
+	add := func(set bool, column string, value any, common bool) {
 		if set {
-			terms = append(terms, term{column, value})
+			terms = append(terms, term{column, value, common})
 		}
 	}
-	add(f.ParentTaskID != uuid.Nil, "parent_task_id", f.ParentTaskID[:])
-	add(f.ExternalTaskID != "", "external_task_id", f.ExternalTaskID)
-	add(f.ParentMsgID != "", "parent_msg_id", f.ParentMsgID)
-	add(f.Undelivered, "owed", nil)
-	add(f.SessionID != "", "session_id", f.SessionID)
-	add(f.AgentID != "", "agent_id", f.AgentID)
+	add(f.ParentTaskID != uuid.Nil, "parent_task_id", f.ParentTaskID[:], false)
+	add(f.ExternalTaskID != "", "external_task_id", f.ExternalTaskID, false)
+	add(f.ParentMsgID != "", "parent_msg_id", f.ParentMsgID, false)
+	add(f.Undelivered, "owed", nil, false)
+	add(f.SessionID != "", "session_id", f.SessionID, true)
+	add(f.AgentID != "", "agent_id", f.AgentID, true)
 	return terms
 }
 
-// leadOf is which term's index is used; len(terms): that of the statuses, or
-// of the ID if there are none. Live tasks are few beside all that have ended.
-func leadOf(terms []term, statuses []subagent.Status) int {
-	live := len(statuses) > 0 && !slices.ContainsFunc(statuses, subagent.Status.Terminal)
-	if live && (len(terms) == 0 || terms[0].column == "session_id" || terms[0].column == "agent_id") {
-		return len(terms)
+// statusPart is the listing of one status. Tasks that have ended are many: the
+// first term and their status have an index together. The others are few.
+func (q *query) statusPart(f *subagent.Filter, terms []term, status subagent.Status) string {
+	value := q.arg(string(status))
+	if len(terms) == 0 || !status.Terminal() {
+		return q.part(f, terms, len(terms), "status = "+value)
 	}
-	return 0
+	return q.part(f, terms, 0, "ended = "+value)
 }
 
-// part is one orderly listing.
-func (q *query) part(f *subagent.Filter, terms []term, lead int, where []string) string {
+// part is one orderly listing, by the index of the term lead or, if there is no
+// such term, by that of where.
+func (q *query) part(f *subagent.Filter, terms []term, lead int, where ...string) string {
 	for i, t := range terms {
 		column := t.column
 		if i != lead {

@@ -2,7 +2,7 @@ package sqlstore
 
 import (
 	"context"
-	"database/sql"
+	"runtime"
 	"slices"
 	"sync"
 )
@@ -25,11 +25,11 @@ type queue struct {
 // entry is one write that was asked for.
 type entry struct {
 	do   func(*txn) error
-	size int // bytes, about
-	err  error
+	size int   // bytes, about
+	err  error // how it went
 	// turn says that the entry's caller leads (true) or that the entry is done
-	// and err set (false). The one send happens before the receive, and all
-	// that the leader wrote into the entry and its closure before the send.
+	// (false). The one send happens before the receive, and all that the leader
+	// wrote into the entry and its closure before the send.
 	turn chan bool
 }
 
@@ -41,9 +41,9 @@ const (
 )
 
 // submit has do run in a transaction and returns when that is durable, has
-// failed, or ctx ended before it began. do's error fails the transaction with
-// everything else in it: a refusal that concerns the caller alone is not one.
-// do may run on the goroutine of another caller.
+// failed, or ctx ended before it began. do's error is the database's and undoes
+// what do has done; what do refuses is not one. do may run on the goroutine of
+// another caller, and again if another's write has failed.
 func (s *Store) submit(ctx context.Context, size int, do func(*txn) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -66,14 +66,33 @@ func (s *Store) submit(ctx context.Context, size int, do func(*txn) error) error
 	if !lead {
 		return e.err
 	}
+	// Those who can ask for a write right now are let go first, so that they
+	// share this transaction. It is no waiting: if nobody can, it goes on.
+	runtime.Gosched()
 	batch := s.queue.take(e)
-	err = s.transact(batch)
+	s.store(batch)
 	s.queue.handOn()
 	for _, other := range batch[1:] {
-		other.err = err
 		other.turn <- false
 	}
-	return err
+	return e.err
+}
+
+// store stores a batch and notes in each entry how that went. An entry that the
+// database does not take, of a damaged page perhaps, does not spoil it for the
+// others: they are stored without it.
+func (s *Store) store(batch []*entry) {
+	for rest := slices.Clone(batch); len(rest) > 0; {
+		bad, err := s.transact(rest)
+		if bad < 0 {
+			for _, e := range rest {
+				e.err = err
+			}
+			return
+		}
+		rest[bad].err = err
+		rest = slices.Delete(rest, bad, bad+1)
+	}
 }
 
 // enter reports whether e's caller leads; else e waits for its turn.
@@ -148,29 +167,4 @@ func (q *queue) close() {
 	idle := q.idle
 	q.mu.Unlock()
 	<-idle
-}
-
-// exclusive is a transaction in which what was read stays true until the
-// commit. For SQLite that is BEGIN IMMEDIATE: it waits for other writers when
-// it begins, never later, where waiting could be in vain.
-var exclusive = sql.TxOptions{Isolation: sql.LevelSerializable}
-
-// transact stores a batch, all of it or nothing. It is governed by no ctx: it
-// may be the work of many callers.
-func (s *Store) transact(batch []*entry) error {
-	tx, err := s.write.BeginTx(context.Background(), &exclusive)
-	if err != nil {
-		return describe(s.name, "", err)
-	}
-	t := &txn{s: s, tx: tx, bound: make(map[*sql.Stmt]*sql.Stmt)}
-	for _, e := range batch {
-		if err := e.do(t); err != nil {
-			_ = tx.Rollback() // whether it can be or not, nothing was committed
-			return describe(s.name, "", err)
-		}
-	}
-	if err := tx.Commit(); err != nil {
-		return describe(s.name, "", err)
-	}
-	return nil
 }

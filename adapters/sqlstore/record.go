@@ -20,32 +20,49 @@ import (
 // filters need. Once it is stored it is not changed: several may read it.
 type record struct {
 	task    subagent.Task
-	birth   int64 // random: a row that is created anew with the same ID has another
+	place   int64 // the row's number in the table: it is found at once by it
+	birth   int64 // random: a row that is created anew in the same place has another
 	json    string
 	foreign bool // json has keys that this version does not know
 }
 
-// The statements that write a record. Each names the columns that it writes:
-// those that a newer version has added keep what they have. There are three to
-// replace one because an index is only kept up where a column of it is set.
+// The statements that insert and read a record. Those that write name the
+// columns that they write: what a newer version has added keeps what it has.
 const (
-	insertSQL = `INSERT INTO tasks (task, version, status, owed, parent_task_id, external_task_id, agent_id, parent_msg_id, id, birth, session_id)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT DO NOTHING`
-	touchSQL   = `UPDATE tasks SET task = $1, version = $2 WHERE id = $3 AND version = $4 AND birth = $5`
-	moveSQL    = `UPDATE tasks SET task = $1, version = $2, status = $3, owed = $4 WHERE id = $5 AND version = $6 AND birth = $7`
-	rewriteSQL = `UPDATE tasks SET task = $1, version = $2, status = $3, owed = $4,
-		parent_task_id = $5, external_task_id = $6, agent_id = $7, parent_msg_id = $8 WHERE id = $9 AND version = $10 AND birth = $11`
+	insertSQL = `INSERT INTO tasks (task, version, status, ended, owed, parent_task_id, external_task_id, agent_id, parent_msg_id, id, birth, session_id)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) ON CONFLICT DO NOTHING`
 
-	columns = `id, birth, version, task` // as scanRecord reads them
+	columns = `place, id, birth, version, task` // as scanRecord reads them
 	getSQL  = `SELECT ` + columns + ` FROM tasks WHERE id = $1`
 )
 
-// maxRecord bounds a task's JSON. A Runner stays far below it.
-const maxRecord = 256 << 20
+// keyColumns are the columns, beside task and version, that a change may touch.
+var keyColumns = [...]string{"status", "ended", "owed", "parent_task_id", "external_task_id", "agent_id", "parent_msg_id"}
+
+// updateSQL is the statement that puts next in the place of old if that is still
+// what is stored. It sets only the keys that differ, because an index is kept up
+// where a column of it is set.
+func updateSQL(old, next *record) (text string, args []any) {
+	text, args = `UPDATE tasks SET task = $1, version = $2`, []any{next.json, next.task.Version}
+	was, is := old.keys(), next.keys()
+	for i, column := range keyColumns {
+		if was[i] != is[i] {
+			args = append(args, bind(is[i]))
+			text += fmt.Sprintf(`, %s = $%d`, column, len(args))
+		}
+	}
+	n := len(args)
+	text += fmt.Sprintf(` WHERE place = $%d AND version = $%d AND birth = $%d`, n+1, n+2, n+3)
+	return text, append(args, old.place, old.task.Version, old.birth)
+}
+
+// maxRecord bounds a task's JSON. A Runner stays below it. SQLite takes twice as
+// much memory to write one, of the 256 MiB that the driver gives a connection.
+const maxRecord = 104 << 20
 
 // newRecord is a task that is about to be created.
 func newRecord(t *subagent.Task) (*record, error) {
-	r := &record{task: *clone(t), birth: rand.Int64()}
+	r := &record{task: clone(t), birth: rand.Int64()}
 	r.task.Version = 1
 	return r, r.encode()
 }
@@ -54,23 +71,23 @@ func newRecord(t *subagent.Task) (*record, error) {
 // error is returned unchanged.
 func (r *record) edited(edit func(*subagent.Task) error) (*record, error) {
 	t := clone(&r.task)
-	if err := edit(t); err != nil {
+	if err := edit(&t); err != nil {
 		return nil, err
 	}
 	t.Version = r.task.Version
-	if same(t, &r.task) {
+	if same(&t, &r.task) {
 		return r, nil
 	}
-	if err := checkChange(&r.task, t); err != nil {
+	if err := checkChange(&r.task, &t); err != nil {
 		return nil, err
 	}
-	return r.next(t)
+	return r.next(&t)
 }
 
 // next is r with what has become of its task. What a newer version has written
 // into it stays.
 func (r *record) next(t *subagent.Task) (*record, error) {
-	next := &record{birth: r.birth, task: *clone(t), foreign: r.foreign}
+	next := &record{place: r.place, birth: r.birth, task: clone(t), foreign: r.foreign}
 	next.task.Version = r.task.Version + 1
 	if err := next.encode(); err != nil {
 		return nil, err
@@ -106,7 +123,7 @@ func scanRecord(row interface{ Scan(...any) error }) (*record, error) {
 		id      []byte
 		version int64
 	)
-	if err := row.Scan(&id, &r.birth, &version, &r.json); err != nil {
+	if err := row.Scan(&r.place, &id, &r.birth, &version, &r.json); err != nil {
 		return nil, err
 	}
 	if err := r.decode(); err != nil {
@@ -141,34 +158,38 @@ func (r *record) decode() error {
 
 // args are insertSQL's.
 func (r *record) args() []any {
-	args := append([]any{r.json, r.task.Version}, r.keys()...)
+	args := []any{r.json, r.task.Version}
+	for _, key := range r.keys() {
+		args = append(args, bind(key))
+	}
 	return append(args, r.task.ID[:], r.birth, r.task.ParentSessionID)
 }
 
-// keys are the columns that a change may touch, in rewriteSQL's order.
-func (r *record) keys() []any {
+// keys are what keyColumns hold. What is not set is NULL, and not in the index.
+func (r *record) keys() [len(keyColumns)]any {
 	t := &r.task
-	return []any{string(t.Status), owed(t), orNull(t.ParentTaskID), textOrNull(t.ExternalTaskID), textOrNull(t.AgentID), textOrNull(t.ParentMsgID)}
+	var ended subagent.Status
+	if t.Status.Terminal() {
+		ended = t.Status
+	}
+	return [...]any{string(t.Status), orNull(string(ended)), owed(t),
+		orNull(t.ParentTaskID), orNull(t.ExternalTaskID), orNull(t.AgentID), orNull(t.ParentMsgID)}
 }
 
-func sameKeys(a, b *subagent.Task) bool {
-	return a.ParentTaskID == b.ParentTaskID && a.ExternalTaskID == b.ExternalTaskID &&
-		a.AgentID == b.AgentID && a.ParentMsgID == b.ParentMsgID
-}
-
-// What is not set is NULL, and not in the index.
-func textOrNull(s string) any {
-	if s == "" {
+func orNull[T comparable](key T) any {
+	var unset T
+	if key == unset {
 		return nil
 	}
-	return s
+	return key
 }
 
-func orNull(id uuid.UUID) any {
-	if id == uuid.Nil {
-		return nil
+// bind is key as the driver takes it.
+func bind(key any) any {
+	if id, ok := key.(uuid.UUID); ok {
+		return id[:]
 	}
-	return id[:]
+	return key
 }
 
 // owed is 1 if a notice of t's end is owed.
@@ -179,10 +200,10 @@ func owed(t *subagent.Task) int64 {
 	return 0
 }
 
-func clone(t *subagent.Task) *subagent.Task {
+func clone(t *subagent.Task) subagent.Task {
 	c := *t
 	c.Metadata = maps.Clone(t.Metadata)
-	return &c
+	return c
 }
 
 var taskType = reflect.TypeFor[subagent.Task]()

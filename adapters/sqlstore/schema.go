@@ -21,13 +21,16 @@ const schemaVersion = len(migrations)
 // The task column is the truth: the task's JSON. It comes last, so that what
 // stands before it is read without it. status, owed and the ids are there for
 // filters, version and birth for compare-and-set, news_for and news for Watch. An
-// id that is not set is NULL.
+// id that is not set is NULL. ended is the status of a task that has ended: an
+// index with it costs nothing while a task lives.
 var migrations = [...]string{`
 CREATE TABLE tasks (
+	place            INTEGER PRIMARY KEY,
 	id               BLOB NOT NULL,
 	birth            INTEGER NOT NULL,
 	version          INTEGER NOT NULL,
 	status           TEXT NOT NULL,
+	ended            TEXT,
 	owed             INTEGER NOT NULL,
 	session_id       TEXT NOT NULL,
 	parent_task_id   BLOB,
@@ -39,12 +42,14 @@ CREATE TABLE tasks (
 	task             TEXT NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX tasks_id ON tasks (id);
-CREATE INDEX tasks_session ON tasks (session_id, id);
+CREATE INDEX tasks_session ON tasks (session_id, id, agent_id);
+CREATE INDEX tasks_session_ended ON tasks (session_id, ended, id) WHERE ended IS NOT NULL;
 CREATE INDEX tasks_status ON tasks (status, id);
 CREATE INDEX tasks_owed ON tasks (owed, id) WHERE owed = 1;
 CREATE INDEX tasks_parent ON tasks (parent_task_id, id) WHERE parent_task_id IS NOT NULL;
 CREATE INDEX tasks_external ON tasks (external_task_id, id) WHERE external_task_id IS NOT NULL;
 CREATE INDEX tasks_agent ON tasks (agent_id, id) WHERE agent_id IS NOT NULL;
+CREATE INDEX tasks_agent_ended ON tasks (agent_id, ended, id) WHERE agent_id IS NOT NULL AND ended IS NOT NULL;
 CREATE INDEX tasks_msg ON tasks (parent_msg_id, id) WHERE parent_msg_id IS NOT NULL;
 CREATE INDEX tasks_news ON tasks (news_for, news) WHERE news_for IS NOT NULL;
 
@@ -77,6 +82,9 @@ func migrate(db *sql.DB) error {
 	}
 	if version == schemaVersion {
 		return nil
+	}
+	if version < 0 {
+		return fmt.Errorf("%w: its schema is version %d", ErrDamaged, version)
 	}
 	for _, statements := range migrations[version:] {
 		if _, err := tx.Exec(statements); err != nil {

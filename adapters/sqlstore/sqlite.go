@@ -5,9 +5,11 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/ncruces/go-sqlite3"
@@ -34,6 +36,22 @@ var (
 	ErrNewerSchema = errors.New("the file was written by a newer version")
 )
 
+// ErrReplaced is what a write gets when the file, its log or its index was
+// removed or replaced while it was open. Nothing is stored then.
+var ErrReplaced = errors.New("removed or replaced while it was open")
+
+// exclusive is a transaction in which what was read stays true until the
+// commit: it waits for other writers when it begins, never later, where waiting
+// could be in vain.
+var exclusive = sql.TxOptions{Isolation: sql.LevelSerializable}
+
+// The same as statements.
+const (
+	beginSQL    = `BEGIN IMMEDIATE`
+	commitSQL   = `COMMIT`
+	rollbackSQL = `ROLLBACK`
+)
+
 // OpenSQLite opens the file path, or creates it if it is missing or empty, and
 // brings an older schema up to date. Several processes of one machine may have
 // it open, but it must not be on a network file system. The caller owns the
@@ -48,17 +66,38 @@ func OpenSQLite(path string, o Options) (*Store, error) {
 	}
 	s := &Store{name: path, log: o.logger(), hosts: make(map[string]bool)}
 	s.ending, s.end = context.WithCancel(context.Background())
-	if err := s.openSQLite(path, o.busyTimeout()); err != nil {
-		s.end()
-		if s.read != nil {
-			_ = s.read.Close()
-		}
-		if s.write != nil {
-			_ = s.write.Close()
-		}
-		return nil, describe(path, "open", err)
+	err = aFile(path)
+	if err == nil {
+		err = s.openSQLite(path, o.busyTimeout())
 	}
-	return s, nil
+	if err == nil {
+		return s, nil
+	}
+	s.end()
+	if s.read != nil {
+		_ = s.read.Close()
+	}
+	if s.write != nil {
+		_ = s.txn.close()
+		_ = s.write.Close()
+	}
+	return nil, describe(path, "open", err)
+}
+
+// aFile refuses a path that SQLite would take for another, and what cannot be a
+// database.
+func aFile(path string) error {
+	if strings.ContainsRune(path, 0) {
+		return errors.New("a path with a NUL")
+	}
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		return errors.New("it is not a regular file")
+	}
+	return err
 }
 
 func (s *Store) openSQLite(path string, busy time.Duration) (err error) {
@@ -89,7 +128,39 @@ func (s *Store) openSQLite(path string, busy time.Duration) (err error) {
 	if err := s.prepare(); err != nil {
 		return err
 	}
+	if s.files, err = filesOf(path); err != nil {
+		return err
+	}
 	return s.reportUnknown()
+}
+
+// files are the database, its log and the log's index, as they were opened.
+type files map[string]os.FileInfo
+
+// filesOf looks at them after both connections have read, so they are there.
+func filesOf(path string) (files, error) {
+	path, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil, err
+	}
+	f := make(files, 3)
+	for _, name := range []string{path, path + "-wal", path + "-shm"} {
+		if f[name], err = os.Stat(name); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// check is an error if one of them is not in its place any more: a commit would
+// be stored where nobody finds it again.
+func (f files) check() error {
+	for name, opened := range f {
+		if now, err := os.Stat(name); err != nil || !os.SameFile(opened, now) {
+			return fmt.Errorf("%w: %s", ErrReplaced, name)
+		}
+	}
+	return nil
 }
 
 // configure prepares a connection. It reads back what durability hangs on: a
@@ -180,20 +251,23 @@ func syncFolder(dir string) error {
 	return d.Sync()
 }
 
+// prepare makes the statements, and refuses a file in which they cannot be made.
 func (s *Store) prepare() (err error) {
-	for _, p := range []struct {
-		stmt **sql.Stmt
-		db   *sql.DB
-		text string
-	}{
-		{&s.insert, s.write, insertSQL}, {&s.move, s.write, moveSQL}, {&s.touch, s.write, touchSQL},
-		{&s.rewrite, s.write, rewriteSQL}, {&s.get, s.read, getSQL},
-	} {
-		if *p.stmt, err = p.db.Prepare(p.text); err != nil {
-			return fmt.Errorf("%w: %w", ErrDamaged, err)
+	if s.txn.conn, err = s.write.Conn(context.Background()); err != nil {
+		return err
+	}
+	s.txn.prepared = make(map[string]*sql.Stmt)
+	// Each table and column is in one of these.
+	for _, text := range []string{insertSQL, announceSQL, countSQL, renewSQL} {
+		if _, err := s.txn.stmt(text); err != nil {
+			return err
 		}
 	}
-	return nil
+	if s.get, err = s.read.Prepare(getSQL); err != nil {
+		return err
+	}
+	s.look, err = s.read.Prepare(newsSQL)
+	return err
 }
 
 // reportUnknown logs statuses that this version does not know. Their tasks are
@@ -229,7 +303,8 @@ func describe(file, place string, err error) error {
 	}
 	meaning := ""
 	switch {
-	case errors.Is(err, sqlite3.NOTADB), errors.Is(err, sqlite3.CORRUPT), errors.Is(err, errRow):
+	case errors.Is(err, sqlite3.NOTADB), errors.Is(err, sqlite3.CORRUPT), errors.Is(err, errRow),
+		errors.Is(err, sqlite3.ERROR): // what is right here is wrong there: the schema is not as it should be
 		return fmt.Errorf("sqlstore: %s: %w: %w", where, ErrDamaged, err)
 	case errors.Is(err, sqlite3.FULL), errors.Is(err, sqlite3.IOERR):
 		// The driver keeps the system's error to itself.

@@ -41,17 +41,21 @@ import (
 // error has changed nothing.
 type Store struct {
 	name  string  // the file, for people
-	write *sql.DB // one connection; whoever leads the queue has it alone
+	files files   // what it consists of
+	write *sql.DB // has one connection, which is txn's
 	read  *sql.DB
 	log   *slog.Logger
 
-	insert, move, touch, rewrite *sql.Stmt // on write, see record.go
-	get                          *sql.Stmt // on read
+	txn       txn
+	get, look *sql.Stmt // on read
 
 	queue  queue
 	recent cache
 	ending context.Context // ends with Close, and Watch with it
 	end    context.CancelFunc
+
+	closing sync.Once
+	closed  error // what Close returned
 
 	mu    sync.Mutex      // guards hosts; a leaf
 	hosts map[string]bool // owners that renew or watch through this Store, see watch.go
@@ -99,7 +103,10 @@ func (s *Store) Close() error {
 	s.end()
 	// The reader first: the last connection tidies the file up, and only the
 	// one that may write can.
-	return errors.Join(s.read.Close(), s.write.Close())
+	s.closing.Do(func() {
+		s.closed = errors.Join(s.read.Close(), s.txn.close(), s.write.Close())
+	})
+	return s.closed
 }
 
 // Create implements subagent.Store.
@@ -164,7 +171,7 @@ func (s *Store) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Ta
 			return subagent.Task{}, err
 		}
 		if stored {
-			return *clone(&next.task), nil // the record may be in the cache
+			return clone(&next.task), nil // the record may be in the cache
 		}
 	}
 }

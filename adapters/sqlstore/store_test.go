@@ -141,21 +141,27 @@ func TestListsUseAnIndex(t *testing.T) {
 	s, raw := open(t, path), rawDB(t, path)
 	ended := []subagent.Status{subagent.StatusErrored, subagent.StatusCompleted, subagent.StatusErrored}
 	live := []subagent.Status{subagent.StatusRunning, subagent.StatusQueued}
+	many := []subagent.Status{"1", "2", "3", "4", "5", "6", "7", "8", "9"}
 	for index, filters := range map[string][]subagent.Filter{
-		"tasks_id":       {{}},
-		"tasks_session":  {{SessionID: "s"}, {SessionID: "s", Statuses: ended}, {SessionID: "s", AgentID: "a"}},
-		"tasks_status":   {{Statuses: live}, {Statuses: ended[:1]}, {Statuses: ended}, {Statuses: live, SessionID: "s"}, {Statuses: live, AgentID: "a"}},
-		"tasks_owed":     {{Undelivered: true}, {Undelivered: true, SessionID: "s"}},
-		"tasks_parent":   {{ParentTaskID: uuid.Max}, {ParentTaskID: uuid.Max, SessionID: "s", Statuses: live}},
-		"tasks_external": {{ExternalTaskID: "e"}, {ExternalTaskID: "e", Statuses: live}},
-		"tasks_agent":    {{AgentID: "a"}, {AgentID: "a", Statuses: ended}},
-		"tasks_msg":      {{ParentMsgID: "m"}, {ParentMsgID: "m", SessionID: "s"}},
+		"tasks_id":            {{}},
+		"tasks_session":       {{SessionID: "s"}, {SessionID: "s", AgentID: "a"}, {SessionID: "s", Statuses: many}},
+		"tasks_status":        {{Statuses: live}, {Statuses: ended[:1]}, {Statuses: ended}, {Statuses: live, SessionID: "s"}, {Statuses: live, AgentID: "a"}},
+		"tasks_session_ended": {{SessionID: "s", Statuses: ended}, {SessionID: "s", Statuses: ended, AgentID: "a"}},
+		"tasks_agent_ended":   {{AgentID: "a", Statuses: ended}},
+		"tasks_owed":          {{Undelivered: true}, {Undelivered: true, SessionID: "s"}},
+		"tasks_parent":        {{ParentTaskID: uuid.Max}, {ParentTaskID: uuid.Max, SessionID: "s", Statuses: live}},
+		"tasks_external":      {{ExternalTaskID: "e"}, {ExternalTaskID: "e", Statuses: live}},
+		"tasks_agent":         {{AgentID: "a"}},
+		"tasks_msg":           {{ParentMsgID: "m"}, {ParentMsgID: "m", SessionID: "s"}},
 	} {
 		for _, f := range filters {
 			for _, f.NewestFirst = range []bool{false, true} {
 				for _, f.After = range []uuid.UUID{{}, uuid.Max} {
 					plan := planOf(t, raw, s, f)
 					for _, line := range plan {
+						if strings.Contains(line, "json_each") {
+							continue // the statuses, not the tasks
+						}
 						if strings.Contains(line, "SCAN") || strings.Contains(line, "SEARCH") {
 							require.Contains(t, line, "INDEX "+index+" ", "%+v", f)
 						}

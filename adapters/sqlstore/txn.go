@@ -11,28 +11,82 @@ import (
 	"github.com/go-subagent/subagent"
 )
 
-// txn is one transaction that writes. Nobody else writes while it is open, so
-// what it has read stays true. An error of the database fails all of it; what
-// a verb refuses to its caller is returned apart, and then the verb has changed
-// nothing.
+// txn is the connection that writes, with a transaction open on it. Whoever
+// leads the queue has it alone, and nobody else writes meanwhile, so what it has
+// read stays true. An error of the database fails all of a verb; what a verb
+// refuses to its caller is returned apart, and then it has changed nothing.
 type txn struct {
-	s     *Store
-	tx    *sql.Tx
-	bound map[*sql.Stmt]*sql.Stmt // the Store's statements, made this transaction's
+	conn     *sql.Conn
+	prepared map[string]*sql.Stmt // by text; they are few
+	broken   bool                 // the driver has panicked in it
 }
 
-// exec runs a prepared statement and returns how many rows it changed.
-func (t *txn) exec(stmt *sql.Stmt, args ...any) (int64, error) {
-	bound := t.bound[stmt]
-	if bound == nil {
-		bound = t.tx.StmtContext(context.Background(), stmt)
-		t.bound[stmt] = bound
+// transact stores a batch, all of it or nothing. bad is the entry that the
+// database did not take, or -1. It is governed by no ctx: it may be the work of
+// many callers.
+func (s *Store) transact(batch []*entry) (bad int, err error) {
+	t, begun := &s.txn, false
+	defer func() {
+		if p := recover(); p != nil { // the driver, when memory runs out; all wait for the leader, so it goes on
+			t.broken, err = true, fmt.Errorf("panic: %v", p)
+		}
+		if err == nil {
+			return
+		}
+		if begun {
+			_, _ = t.exec(rollbackSQL) // whether it can be or not, nothing was committed
+		}
+		err = describe(s.name, "", err)
+	}()
+	if _, err := t.exec(beginSQL); err != nil {
+		return -1, err
 	}
-	res, err := bound.Exec(args...)
+	begun = true
+	for i, e := range batch {
+		bad = i
+		if err := e.do(t); err != nil {
+			return i, err
+		}
+	}
+	bad = -1
+	if err := s.files.check(); err != nil {
+		return -1, err
+	}
+	_, err = t.exec(commitSQL)
+	return -1, err
+}
+
+// close gives the connection back. One in which the driver has panicked never
+// comes back.
+func (t *txn) close() error {
+	if t.conn == nil || t.broken {
+		return nil
+	}
+	var err error
+	for _, stmt := range t.prepared {
+		err = errors.Join(err, stmt.Close())
+	}
+	return errors.Join(err, t.conn.Close())
+}
+
+// stmt is the prepared statement of a text.
+func (t *txn) stmt(text string) (*sql.Stmt, error) {
+	if stmt := t.prepared[text]; stmt != nil {
+		return stmt, nil
+	}
+	stmt, err := t.conn.PrepareContext(context.Background(), text)
+	if err == nil {
+		t.prepared[text] = stmt
+	}
+	return stmt, err
+}
+
+func (t *txn) exec(text string, args ...any) (sql.Result, error) {
+	stmt, err := t.stmt(text)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return res.RowsAffected()
+	return stmt.Exec(args...)
 }
 
 // create inserts all of rows or none.
@@ -43,12 +97,15 @@ func (t *txn) create(rows []*record) (refused, err error) {
 		}
 	}
 	for _, r := range rows {
-		n, err := t.exec(t.s.insert, r.args()...)
+		res, err := t.exec(insertSQL, r.args()...)
 		if err != nil {
 			return nil, err
 		}
-		if n == 0 {
-			return exists(r.task.ID), nil
+		if n, err := res.RowsAffected(); n == 0 {
+			return exists(r.task.ID), err
+		}
+		if r.place, err = res.LastInsertId(); err != nil {
+			return nil, err
 		}
 	}
 	return nil, nil
@@ -75,20 +132,16 @@ func exists(id uuid.UUID) error { return fmt.Errorf("%w: %s", subagent.ErrTaskEx
 // replace puts next in the place of old and reports false if old is not what
 // is stored any more. newsFor is the owner to be told; "" for none.
 func (t *txn) replace(old, next *record, newsFor string) (stored bool, err error) {
-	stmt, args := t.s.touch, []any{next.json, next.task.Version}
-	switch {
-	case !sameKeys(&old.task, &next.task):
-		stmt, args = t.s.rewrite, append(args, next.keys()...)
-	case old.task.Status != next.task.Status || owed(&old.task) != owed(&next.task):
-		stmt, args = t.s.move, append(args, string(next.task.Status), owed(&next.task))
+	text, args := updateSQL(old, next)
+	res, err := t.exec(text, args...)
+	if err != nil {
+		return false, err
 	}
-	// The version alone does not tell a row from one that was deleted and
-	// created anew.
-	n, err := t.exec(stmt, append(args, old.task.ID[:], old.task.Version, old.birth)...)
+	n, err := res.RowsAffected()
 	if err != nil || n == 0 || newsFor == "" {
 		return n > 0, err
 	}
-	return true, t.announce(old.task.ID, newsFor)
+	return true, t.announce(old.place, newsFor)
 }
 
 // delete removes the terminal tasks among ids, or nothing if one is not.
@@ -103,7 +156,7 @@ func (t *txn) delete(ids []uuid.UUID) (refused, err error) {
 		}
 	}
 	for _, id := range ids {
-		if _, err := t.tx.Exec(`DELETE FROM tasks WHERE id = $1`, id[:]); err != nil {
+		if _, err := t.exec(`DELETE FROM tasks WHERE id = $1`, id[:]); err != nil {
 			return nil, err
 		}
 	}
@@ -111,7 +164,11 @@ func (t *txn) delete(ids []uuid.UUID) (refused, err error) {
 }
 
 func (t *txn) status(id uuid.UUID) (status subagent.Status, found bool, err error) {
-	err = t.tx.QueryRow(`SELECT status FROM tasks WHERE id = $1`, id[:]).Scan(&status)
+	stmt, err := t.stmt(`SELECT status FROM tasks WHERE id = $1`)
+	if err != nil {
+		return "", false, err
+	}
+	err = stmt.QueryRow(id[:]).Scan(&status)
 	if errors.Is(err, sql.ErrNoRows) {
 		return "", false, nil
 	}

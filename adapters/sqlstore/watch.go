@@ -2,9 +2,8 @@ package sqlstore
 
 import (
 	"context"
+	"errors"
 	"time"
-
-	"github.com/google/uuid"
 
 	"github.com/go-subagent/subagent"
 )
@@ -14,6 +13,12 @@ import (
 // counter, in the same transaction: numbers come in the order of the commits,
 // so a watcher that remembers the last one misses nothing, also if the owner
 // wrote the row again in between.
+
+const (
+	countSQL    = `UPDATE counters SET value = value + 1 WHERE name = 'news'`
+	announceSQL = `UPDATE tasks SET news_for = $1, news = (SELECT value FROM counters WHERE name = 'news') WHERE place = $2`
+	newsSQL     = `SELECT ` + columns + `, news FROM tasks WHERE news_for = $1 AND news > $2 ORDER BY news LIMIT $3`
+)
 
 // watchEvery is how often a watcher looks. It is a search in an index that has
 // nothing but news.
@@ -51,8 +56,7 @@ func (s *Store) Watch(ctx context.Context, owner string, fn func(subagent.Task))
 // news reads what owner is to be told after the number last, and the number of
 // the newest of it.
 func (s *Store) news(ctx context.Context, owner string, last int64) ([]*record, int64, error) {
-	rows, err := s.read.QueryContext(ctx, `SELECT `+columns+`, news FROM tasks
-		WHERE news_for = $1 AND news > $2 ORDER BY news LIMIT $3`, owner, last, pageTasks)
+	rows, err := s.look.QueryContext(ctx, owner, last, pageTasks)
 	if err != nil {
 		return nil, last, s.failed(ctx, "news", err)
 	}
@@ -60,10 +64,14 @@ func (s *Store) news(ctx context.Context, owner string, last int64) ([]*record, 
 	var page []*record
 	for rows.Next() {
 		r, err := scanRecord(withNumber{rows, &last})
-		if err != nil {
+		switch {
+		case errors.Is(err, errRow): // whoever asks for the task is told; the others' news go on
+			s.log.Error("sqlstore: news of a task that cannot be read", "file", s.name, "error", err)
+		case err != nil:
 			return nil, last, s.failed(ctx, "news", err)
+		default:
+			page = append(page, r)
 		}
-		page = append(page, r)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, last, s.failed(ctx, "news", err)
@@ -80,12 +88,11 @@ type withNumber struct {
 func (w withNumber) Scan(dest ...any) error { return w.row.Scan(append(dest, w.number)...) }
 
 // announce marks a task as news for owner.
-func (t *txn) announce(id uuid.UUID, owner string) error {
-	if _, err := t.tx.Exec(`UPDATE counters SET value = value + 1 WHERE name = 'news'`); err != nil {
+func (t *txn) announce(place int64, owner string) error {
+	if _, err := t.exec(countSQL); err != nil {
 		return err
 	}
-	_, err := t.tx.Exec(`UPDATE tasks SET news_for = $1, news = (SELECT value FROM counters WHERE name = 'news')
-		WHERE id = $2`, owner, id[:])
+	_, err := t.exec(announceSQL, owner, place)
 	return err
 }
 
