@@ -316,3 +316,23 @@ func TestStaleGuess(t *testing.T) {
 	_, err = a.Update(t.Context(), task.ID, end)
 	require.ErrorIs(t, err, subagent.ErrNotFound)
 }
+
+// TestGuessOfAnotherLife has another handle delete a task and create it anew:
+// with the same ID and version, in the same place.
+func TestGuessOfAnotherLife(t *testing.T) {
+	path := file(t)
+	a, b := open(t, path), open(t, path)
+	task := newTask()
+	require.NoError(t, a.Create(t.Context(), task))
+	_, err := b.Update(t.Context(), task.ID, func(t *subagent.Task) error {
+		t.Status, t.CompletedAt = subagent.StatusCancelled, t.CreatedAt
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, b.Delete(t.Context(), task.ID))
+	task.AgentID = "anew"
+	require.NoError(t, b.Create(t.Context(), task))
+	got, err := a.Update(t.Context(), task.ID, func(t *subagent.Task) error { t.Subject = "changed"; return nil })
+	require.NoError(t, err)
+	require.Equal(t, "anew", got.AgentID, "decided on the row of before")
+}

@@ -146,6 +146,23 @@ func TestNewsAreToldOnce(t *testing.T) {
 	require.Empty(t, told)
 }
 
+// TestNewsPassADamagedTask: a task that cannot be read does not keep its owner
+// from the news of others.
+func TestNewsPassADamagedTask(t *testing.T) {
+	path := file(t)
+	mine, other := open(t, path), open(t, path)
+	damaged, whole := newTask(), newTask()
+	damaged.Owner, whole.Owner = "me", "me"
+	require.NoError(t, mine.Create(t.Context(), damaged, whole))
+	for _, task := range []subagent.Task{damaged, whole} {
+		_, err := other.Update(t.Context(), task.ID, func(t *subagent.Task) error { t.CancelRequestedAt = time.Now().UTC(); return nil })
+		require.NoError(t, err)
+	}
+	_, err := rawDB(t, path).Exec(`UPDATE tasks SET task = substr(task, 1, 50) WHERE id = $1`, damaged.ID[:])
+	require.NoError(t, err)
+	require.Equal(t, whole.ID, firstNews(t, mine, "me").ID)
+}
+
 func TestWatchEndsWithTheStore(t *testing.T) {
 	s, err := sqlstore.OpenSQLite(file(t), sqlstore.Options{})
 	require.NoError(t, err)
