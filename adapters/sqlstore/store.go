@@ -4,9 +4,10 @@
 // of dead ones, and a cancel that is asked for in one process is seen by the
 // process that executes the task.
 //
-// Only sqlite.go and schema.go know SQLite; the rest is database/sql and the SQL
-// that PostgreSQL has, too. What another database has to bring: an Open with a
-// writing and a reading *sql.DB, a schema, and serializable transactions.
+// Only sqlite.go and schema.go know SQLite; the rest is database/sql and, but for
+// json_each in query.go and LastInsertId in txn.go, what PostgreSQL has, too. What
+// another database has to bring: an Open with a writing and a reading *sql.DB, a
+// schema, and serializable transactions.
 //
 // There are three locks, of Store, queue and cache. Each is a leaf: nothing is
 // locked under it, nothing is read or stored, and no foreign code runs. An edit,
