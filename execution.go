@@ -195,12 +195,11 @@ func (e *execution) main() {
 	if !e.start() {
 		return
 	}
-	o := &e.run.outcome
-	*o = outcome{reason: ReasonPanic, err: "panic: runtime.Goexit"}
+	o := outcome{reason: ReasonPanic, err: "panic: runtime.Goexit"}
 	// Deferred, because runtime.Goexit in the Func runs nothing else. Then o
 	// still says so: call replaces it on every other way out.
-	defer func() { e.returned(o) }()
-	e.call(o)
+	defer func() { e.returned(&o) }()
+	e.call(&o)
 }
 
 // growStack makes room for what a task's goroutine calls. A stack grows by

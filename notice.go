@@ -170,18 +170,18 @@ func (r *Runner) owes(e *execution, first bool) bool {
 }
 
 func (r *Runner) delivered(e *execution) {
-	d := &edit{notified: r.deliveryStamp(e.view(false).lastStamp())}
-	if first, _ := e.claim(d.notified); !first {
+	at := r.deliveryStamp(e.view(false).lastStamp())
+	if first, _ := e.claim(at); !first {
 		return // somebody was handed the end during the call
 	}
-	r.storeDelivery(e.callCtx(), e.id, e, d)
+	r.storeDelivery(e.callCtx(), e.id, e, at)
 }
 
-// storeDelivery stores d, that somebody was handed an end. It returns what is
-// stored then and whether d was the first, or nil if that failed: then it is
+// storeDelivery stores that somebody was handed an end. It returns what is
+// stored then and whether he was the first, or nil if that failed: then it is
 // stored later, if the task is in memory as e.
-func (r *Runner) storeDelivery(ctx context.Context, id uuid.UUID, e *execution, d *edit) (row *Task, first bool) {
-	row, first, err := r.update(ctx, id, d, r.cfg.StoreTimeout)
+func (r *Runner) storeDelivery(ctx context.Context, id uuid.UUID, e *execution, at time.Time) (row *Task, first bool) {
+	row, first, err := r.update(ctx, id, &edit{notified: at}, r.cfg.StoreTimeout)
 	switch {
 	case err == nil && row.Status.Terminal():
 		if e != nil {
@@ -190,7 +190,7 @@ func (r *Runner) storeDelivery(ctx context.Context, id uuid.UUID, e *execution, 
 		return row, first
 	case gone(err):
 	case e != nil:
-		e.saveLater(d, err) // without an error: its end is to be stored first
+		e.saveLater(&edit{notified: at}, err) // without an error: its end is to be stored first
 	case err != nil:
 		r.log.warn("delivery not stored", id, "error", logText(err))
 	}
@@ -199,7 +199,7 @@ func (r *Runner) storeDelivery(ctx context.Context, id uuid.UUID, e *execution, 
 
 // handOver is t's task as whoever waited for it gets it: if it has ended, this
 // is its delivery. Exactly one sees NotifiedAt zero, the first.
-func (r *Runner) handOver(ctx context.Context, t target) Task {
+func (r *Runner) handOver(ctx context.Context, t *target) Task {
 	task := t.row
 	if t.e != nil {
 		task = r.current(t.e)
@@ -207,27 +207,27 @@ func (r *Runner) handOver(ctx context.Context, t target) Task {
 	if !task.Status.Terminal() || !task.NotifiedAt.IsZero() {
 		return task.copy()
 	}
-	d := &edit{notified: r.deliveryStamp(task.lastStamp())}
-	handed := task.copy()
+	now := r.deliveryStamp(task.lastStamp())
 	if t.e != nil {
-		if first, at := t.e.claim(d.notified); !first {
+		if first, at := t.e.claim(now); !first {
+			handed := task.copy()
 			handed.NotifiedAt = at // whoever was first stores that
 			return handed
 		}
 		if t.e.endUnsaved() {
-			t.e.saveLater(d, nil) // with its end: the store is not asked in vain
-			return handed
+			t.e.saveLater(&edit{notified: now}, nil) // with its end: the store is not asked in vain
+			return task.copy()
 		}
 	}
 	first := true
-	if row, changed := r.storeDelivery(endless(ctx), task.ID, t.e, d); row != nil {
+	if row, changed := r.storeDelivery(endless(ctx), task.ID, t.e, now); row != nil {
 		task, first = row, changed // false: somebody in another process was
 	}
-	handed = task.copy()
+	handed := task.copy()
 	if first {
 		handed.NotifiedAt = time.Time{}
 	} else if handed.NotifiedAt.IsZero() {
-		handed.NotifiedAt = d.notified
+		handed.NotifiedAt = now
 	}
 	return handed
 }

@@ -30,7 +30,6 @@ type Run struct {
 	tool     bool // progress.Message is the name of a tool
 	partial  partial
 	late     bool // a report after the end was logged
-	outcome  outcome
 	end      endEdit
 }
 

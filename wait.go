@@ -44,7 +44,7 @@ func (r *Runner) Wait(ctx context.Context, id uuid.UUID) (Task, error) {
 			if errors.Is(err, ErrWaitCycle) {
 				return Task{}, err
 			}
-			return r.handOver(ctx, target{e: e}), err
+			return r.handOver(ctx, &target{e: e}), err
 		}
 	}
 	tasks, err := r.Await(ctx, AwaitAll, id)
@@ -87,8 +87,8 @@ func (r *Runner) Await(ctx context.Context, mode AwaitMode, ids ...uuid.UUID) ([
 		}
 	}
 	tasks := make([]Task, len(targets))
-	for i, t := range targets {
-		tasks[i] = r.handOver(ctx, *t)
+	for i := range targets {
+		tasks[i] = r.handOver(ctx, &targets[i])
 	}
 	return tasks, err
 }
@@ -104,12 +104,12 @@ type target struct {
 }
 
 // targets finds the tasks of ids and pins those in memory.
-func (r *Runner) targets(ctx context.Context, ids []uuid.UUID) ([]*target, error) {
-	targets := make([]*target, 0, len(ids))
+func (r *Runner) targets(ctx context.Context, ids []uuid.UUID) ([]target, error) {
+	targets := make([]target, 0, len(ids))
 	var unknown []uuid.UUID
 	var err error
 	for _, id := range ids {
-		t := &target{e: r.findPinned(id)}
+		t := target{e: r.findPinned(id)}
 		if t.e == nil || !t.e.exists() {
 			// A task whose Create is under way exists once a reader finds it.
 			var lerr error
@@ -158,17 +158,13 @@ func joinIDs(ids []uuid.UUID) string {
 // pollEvery is how often a task of another Runner is looked at.
 const pollEvery = 250 * time.Millisecond
 
-func (r *Runner) await(ctx context.Context, mode AwaitMode, targets []*target) error {
+func (r *Runner) await(ctx context.Context, mode AwaitMode, targets []target) error {
 	w := &wait{any: mode == AwaitAny, by: funcOf(ctx), on: make([]*execution, 0, len(targets))}
 	var foreign []*target
-	seen := make(map[*execution]bool)
-	for _, t := range targets {
-		switch {
+	for i := range targets {
+		switch t := &targets[i]; {
 		case t.e != nil:
-			if !seen[t.e] {
-				seen[t.e] = true
-				w.on = append(w.on, t.e)
-			}
+			w.on = append(w.on, t.e) // twice, if it is asked for twice: then its end counts twice
 		case !t.row.Status.Terminal():
 			foreign = append(foreign, t)
 		default:
