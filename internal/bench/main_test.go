@@ -2,6 +2,7 @@ package bench_test
 
 import (
 	"context"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -14,7 +15,12 @@ import (
 	"github.com/go-subagent/subagent"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if order := os.Getenv(costVariable); order != "" {
+		costChild(order)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	slots   = 4   // of every Runner, pool and semaphore here
@@ -135,7 +141,7 @@ func skipIfShort(b *testing.B) {
 	}
 }
 
-func must(b *testing.B, err error) {
+func must(b testing.TB, err error) {
 	if err != nil {
 		b.Helper()
 		b.Fatal(err)
