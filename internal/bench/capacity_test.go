@@ -2,6 +2,7 @@ package bench_test
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync"
 	"testing"
@@ -81,6 +82,36 @@ func BenchmarkHandOff(b *testing.B) {
 	b.Run("of=capacity-ctx", func(b *testing.B) { handOffCapacity(b, b.Context()) })
 	b.Run("of=channel-ctx", func(b *testing.B) { handOffSelect(b, b.Context()) })
 	b.Run("of=semaphore-ctx", func(b *testing.B) { handOffSemaphore(b, b.Context()) })
+}
+
+// BenchmarkHandOffGrowth is HandOff with other numbers of slots and goroutines.
+func BenchmarkHandOffGrowth(b *testing.B) {
+	for _, limit := range []int{1, 4, 64} {
+		for _, waiters := range []int{10, 100, 1000, 10_000} {
+			if waiters <= limit {
+				continue // nobody would wait
+			}
+			name := fmt.Sprintf("limit=%d/waiters=%d", limit, waiters)
+			b.Run(name+"/of=capacity", func(b *testing.B) {
+				c, ctx := subagent.NewCapacity(limit, -1), context.Background()
+				share(b, waiters, func() {
+					release, err := c.Acquire(ctx)
+					if err == nil {
+						runtime.Gosched()
+						release()
+					}
+				})
+			})
+			b.Run(name+"/of=channel", func(b *testing.B) {
+				s := make(chan struct{}, limit)
+				share(b, waiters, func() {
+					s <- struct{}{}
+					runtime.Gosched()
+					<-s
+				})
+			})
+		}
+	}
 }
 
 func handOffCapacity(b *testing.B, ctx context.Context) {

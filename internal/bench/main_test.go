@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	if order := os.Getenv(costVariable); order != "" {
 		costChild(order)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.IgnoreCurrent()) // ants has a pool of its own from its init on
 }
 
 const (
@@ -94,12 +94,15 @@ func spawn(b *testing.B, r *subagent.Runner, n int) []uuid.UUID {
 
 // compete shares b.N operations out among as many goroutines as there are
 // workers, and waits for them.
-func compete(b *testing.B, op func()) {
+func compete(b *testing.B, op func()) { share(b, workers, op) }
+
+// share is compete for any number of goroutines.
+func share(b *testing.B, goroutines int, op func()) {
 	b.ReportAllocs()
 	var done sync.WaitGroup
-	for w := range workers {
-		done.Go(func() {
-			for range (b.N + w) / workers {
+	for w := range goroutines {
+		done.Go(func() { // ends after its share
+			for range (b.N + w) / goroutines {
 				op()
 			}
 		})

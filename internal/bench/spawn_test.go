@@ -17,7 +17,9 @@ func BenchmarkSpawnToDone(b *testing.B) {
 	b.Run("of=spawn-wait", spawnOneByOne)
 	b.Run("of=pond", submitOneByOne)
 	b.Run("of=go", goOneByOne)
+	peers(b, doneOneByOne)
 	b.Run("of=run-subscriber", runWithSubscriber)
+	b.Run("of=run-crowd", runAmongMany)
 	b.Run("of=run-cards", func(b *testing.B) { runOneByOne(b, subagent.Config{Func: nothing, Cards: ignorant{}}) })
 	b.Run("of=run-store", func(b *testing.B) {
 		runOneByOne(b, subagent.Config{Func: nothing, Store: foreign{subagent.NewMemoryStore()}})
@@ -65,7 +67,10 @@ func goOneByOne(b *testing.B) {
 
 // runWithSubscriber has somebody read every event as it comes.
 func runWithSubscriber(b *testing.B) {
-	r := newSteadyRunner(b, subagent.Config{Func: nothing})
+	runRead(b, newSteadyRunner(b, subagent.Config{Func: nothing}))
+}
+
+func runRead(b *testing.B, r *subagent.Runner) {
 	s := r.Subscribe(subagent.Filter{})
 	over := make(chan struct{})
 	go func() { // ends when s is closed; the deferred func waits for it
@@ -87,6 +92,23 @@ func runWithSubscriber(b *testing.B) {
 	}
 }
 
+// runAmongMany has somebody read every event, and cards put, while liveTasks
+// others run. There are slots for those, and the usual ones besides.
+func runAmongMany(b *testing.B) {
+	r := newSteadyRunner(b, subagent.Config{
+		Func: nothing, Cards: ignorant{}, Capacity: subagent.NewCapacity(liveTasks+slots, -1),
+	})
+	held := request()
+	held.Func = untilStopped
+	for range liveTasks {
+		_, err := r.Spawn(context.Background(), held)
+		must(b, err)
+	}
+	runRead(b, r)
+}
+
+const liveTasks = 5000
+
 // ignorant is a sink that does nothing with a card.
 type ignorant struct{}
 
@@ -101,6 +123,7 @@ func BenchmarkBurst(b *testing.B) {
 	b.Run("of=runner", burstRunner)
 	b.Run("of=pond", burstPond)
 	b.Run("of=pond-group", burstPondGroup)
+	peers(b, burstOf)
 }
 
 const burst = 10_000

@@ -1,0 +1,101 @@
+package bench_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/go-subagent/subagent"
+)
+
+// BenchmarkGrowth is a burst of n tasks, from the first spawn until all have
+// been awaited; ns/op is per task, and should not rise with n.
+func BenchmarkGrowth(b *testing.B) {
+	for _, n := range []int{1000, 10_000, 100_000, million} {
+		b.Run(fmt.Sprintf("tasks=%d/of=runner", n), func(b *testing.B) {
+			if n == million {
+				skipIfShort(b)
+			}
+			rounds := 0
+			r := newRunner(b, subagent.Config{Func: nothing})
+			start := time.Now()
+			for b.Loop() {
+				rounds++
+				_, err := r.Await(context.Background(), subagent.AwaitAll, spawn(b, r, n)...)
+				must(b, err)
+			}
+			b.ReportMetric(float64(time.Since(start).Nanoseconds())/float64(rounds*n), "ns/op")
+		})
+	}
+}
+
+// BenchmarkCollection is a full garbage collection with a million tasks in
+// line: what a host's own allocations pay for them.
+func BenchmarkCollection(b *testing.B) {
+	skipIfShort(b)
+	b.Run("of=empty", func(b *testing.B) { collect(b) })
+	b.Run("of=queued", func(b *testing.B) {
+		newCrowdedRunner(b, million)
+		collect(b)
+	})
+}
+
+func collect(b *testing.B) {
+	for b.Loop() {
+		runtime.GC()
+	}
+}
+
+// BenchmarkEventSeen is the time from a report of a running Func until a
+// subscriber that waits has the event; of=channel is a send of the same Task on
+// a channel. Median.
+func BenchmarkEventSeen(b *testing.B) {
+	b.Run("of=runner", func(b *testing.B) {
+		report, reported := make(chan struct{}), make(chan time.Time, 1)
+		r := newRunner(b, subagent.Config{Func: func(ctx context.Context, run *subagent.Run) (subagent.Result, error) {
+			for {
+				select {
+				case <-report:
+					reported <- time.Now()
+					run.Progress("step")
+				case <-ctx.Done():
+					return subagent.Result{}, ctx.Err()
+				}
+			}
+		}})
+		spawn(b, r, 1)
+		s := r.Subscribe(subagent.Filter{})
+		b.Cleanup(s.Close)
+		took := samples{}
+		for b.Loop() {
+			go func() { report <- struct{}{} }() // ends when the Func has it, which Next waits for
+			for {
+				e, err := s.Next(context.Background())
+				must(b, err)
+				if e.Type == subagent.EventProgress {
+					break
+				}
+			}
+			took.add(time.Since(<-reported))
+		}
+		took.report(b)
+	})
+	b.Run("of=channel", func(b *testing.B) {
+		tasks, sent := make(chan subagent.Task), make(chan time.Time, 1)
+		task := subagent.Task{ID: uuid.New()}
+		took := samples{}
+		for b.Loop() {
+			go func() { // ends with the send, which is received below
+				sent <- time.Now()
+				tasks <- task
+			}()
+			<-tasks
+			took.add(time.Since(<-sent))
+		}
+		took.report(b)
+	})
+}
