@@ -6,9 +6,11 @@ import (
 	"go/token"
 	"io/fs"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -146,5 +148,32 @@ func TestHouse_EveryPackageLooksForLeaks(t *testing.T) {
 	require.Greater(t, len(looks), 3)
 	for dir, ok := range looks {
 		require.True(t, ok, "%s has no TestMain with goleak", dir)
+	}
+}
+
+// Each test that a page names is there, also those of nested modules; of a name
+// that ends in "_" at least one.
+func TestHouse_PagesNameTestsThatAreThere(t *testing.T) {
+	test := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	var tests strings.Builder // each name in a line of its own
+	require.NoError(t, filepath.WalkDir(".", func(name string, _ fs.DirEntry, err error) error {
+		if err == nil && filepath.Ext(name) == ".go" {
+			for _, m := range test.FindAllStringSubmatch(readPage(t, name), -1) {
+				tests.WriteString("\n" + m[1] + "\n")
+			}
+		}
+		return err
+	}))
+	pages, err := filepath.Glob("docs/*.md")
+	require.NoError(t, err)
+	named := regexp.MustCompile("\\bTest[A-Z]\\w+")
+	for _, page := range append(pages, "README.md", "CONTRIBUTING.md") {
+		for _, name := range named.FindAllString(readPage(t, page), -1) {
+			end := "\n"
+			if strings.HasSuffix(name, "_") {
+				end = ""
+			}
+			assert.True(t, strings.Contains(tests.String(), "\n"+name+end), "%s names %s", page, name)
+		}
 	}
 }
