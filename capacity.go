@@ -89,7 +89,9 @@ func NewCapacity(limit, maxQueued int) *Capacity {
 //
 // release gives the slot to the next in line. It never blocks; it may be
 // called from any goroutine and more than once, only the first call counts.
-// The caller owns it: a slot whose release is never called stays held.
+// The caller owns it: a slot whose release is never called stays held. A Func
+// that acquires one of its own Runner's lends nothing meanwhile, as it does when
+// it waits for a task: with one slot it waits until ctx ends.
 func (c *Capacity) Acquire(ctx context.Context) (release func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

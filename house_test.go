@@ -166,7 +166,7 @@ func TestHouse_PagesNameTestsThatAreThere(t *testing.T) {
 	}))
 	pages, err := filepath.Glob("docs/*.md")
 	require.NoError(t, err)
-	named := regexp.MustCompile("\\bTest[A-Z]\\w+")
+	named := regexp.MustCompile(`\bTest[A-Z]\w+`)
 	for _, page := range append(pages, "README.md", "CONTRIBUTING.md") {
 		for _, name := range named.FindAllString(readPage(t, page), -1) {
 			end := "\n"
