@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -299,7 +300,8 @@ func (m *model) judge(s *story) (wrong string) {
 	if t.Reason == subagent.ReasonStore {
 		// No store fails here. But a caller's ctx that ends while the record is
 		// being stored fails the spawn, whether the record came or not.
-		late, ended := t.Error == "store: its record was stored too late", strings.HasPrefix(t.Error, "store: context ")
+		late := t.Error == "store: its record was stored too late"
+		ended := strings.HasPrefix(t.Error, "store: ") && (strings.HasSuffix(t.Error, context.Canceled.Error()) || strings.HasSuffix(t.Error, context.DeadlineExceeded.Error()))
 		if s.enters > 0 || !ended && (!late || s.spawned) {
 			return "the store refused it, and no store fails here"
 		}
