@@ -204,8 +204,8 @@ func (e *execution) main() {
 
 // growStack makes room for what a task's goroutine calls. A stack grows by
 // being copied, frame after frame: left to itself it would be copied in the
-// depths of the store, for half of what a short task costs. Here there is next
-// to nothing on it. The room is in the frame, whether it is used or not.
+// depths of the store, for a third of a short task's instructions. Here there is
+// next to nothing on it. The room is in the frame, whether it is used or not.
 //
 //go:noinline
 func growStack(use bool) {
