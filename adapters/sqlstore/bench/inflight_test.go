@@ -3,7 +3,11 @@ package bench_test
 import (
 	"context"
 	"database/sql"
+	"errors"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +18,7 @@ import (
 	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"maragu.dev/goqite"
 
 	"github.com/go-subagent/subagent"
 	"github.com/go-subagent/subagent/adapters/sqlstore"
@@ -27,10 +32,13 @@ const flight = 64
 // BenchmarkInFlight is the whole life of one task whose Func does nothing, from
 // its spawn to its durable end, with 64 under way. River's is a job whose Work
 // does nothing, from its insert to the event of its completion, on the same
-// driver with the same durability and with its shortest pauses.
+// driver with the same durability and with its shortest pauses. goqite's is a
+// message that is sent, received and deleted, in the caller's own goroutine: it
+// keeps no state beside that, and no end.
 func BenchmarkInFlight(b *testing.B) {
 	b.Run("of=runner", func(b *testing.B) { inFlight(b, newRunner(b)) })
 	b.Run("of=river", func(b *testing.B) { inFlight(b, newRiver(b)) })
+	b.Run("of=goqite", func(b *testing.B) { inFlight(b, newGoqite(b)) })
 }
 
 func inFlight(b *testing.B, live func(context.Context) error) {
@@ -82,14 +90,48 @@ type worker struct{ river.WorkerDefaults[args] }
 
 func (worker) Work(context.Context, *river.Job[args]) error { return nil }
 
-func newRiver(b *testing.B) func(context.Context) error {
-	db, err := sql.Open("sqlite3", filepath.Join(b.TempDir(), "river.db"))
+// openDB opens a database as durable as the store's, on one connection, as both
+// peers advise. The caller closes it.
+func openDB(b *testing.B) *sql.DB {
+	db, err := sql.Open("sqlite3", filepath.Join(b.TempDir(), "peer.db"))
 	require.NoError(b, err)
-	db.SetMaxOpenConns(1) // as its driver advises
+	db.SetMaxOpenConns(1)
 	for _, pragma := range []string{"journal_mode = WAL", "synchronous = FULL", "busy_timeout = 10000"} {
 		_, err := db.Exec("PRAGMA " + pragma)
 		require.NoError(b, err)
 	}
+	return db
+}
+
+func newGoqite(b *testing.B) func(context.Context) error {
+	db := openDB(b)
+	b.Cleanup(func() { require.NoError(b, db.Close()) })
+	// Its schema is a file beside its source.
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "maragu.dev/goqite").Output()
+	require.NoError(b, err)
+	schema, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "schema_sqlite.sql"))
+	require.NoError(b, err)
+	_, err = db.Exec(string(schema))
+	require.NoError(b, err)
+	// A message that is received counts as handled for a minute.
+	queue := goqite.New(goqite.NewOpts{DB: db, Name: "nothing", Timeout: time.Minute})
+	return func(ctx context.Context) error {
+		if err := queue.Send(ctx, goqite.Message{Body: []byte(`{"description":"description"}`)}); err != nil {
+			return err
+		}
+		m, err := queue.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		if m == nil { // each has sent one before
+			return errors.New("no message")
+		}
+		return queue.Delete(ctx, m.ID)
+	}
+}
+
+func newRiver(b *testing.B) func(context.Context) error {
+	db := openDB(b)
 	driver := riversqlite.New(db)
 	migrator, err := rivermigrate.New(driver, nil)
 	require.NoError(b, err)
