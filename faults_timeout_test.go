@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -119,6 +120,7 @@ func TestB144_NoStepAfterTheDeadline(t *testing.T) {
 					return res, err
 				})).ID
 				time.Sleep(time.Hour)
+				synctest.Wait() // unlike a sleep, it orders what others did before what follows
 				require.Greater(t, len(steps), 10)
 				for _, at := range steps {
 					require.Less(t, at, runLimit)
