@@ -202,22 +202,6 @@ func (e *execution) main() {
 	e.call(&o)
 }
 
-// growStack makes room for what a task's goroutine calls. A stack grows by
-// being copied, frame after frame: left to itself it would be copied in the
-// depths of the store, for a third of a short task's instructions. Here there is
-// next to nothing on it. The room is in the frame, whether it is used or not.
-//
-//go:noinline
-func growStack(use bool) {
-	if use {
-		var room [2560]byte
-		occupy(&room)
-	}
-}
-
-//go:noinline
-func occupy(*[2560]byte) {}
-
 // start stores that e runs and reports whether its Func is to be entered. The
 // cause is looked at before, because the queue may have been left for another
 // reason than to run, and in the critical section that opens the running

@@ -135,6 +135,13 @@ func TestHouse_GoroutinesAreAccountedFor(t *testing.T) {
 	})
 }
 
+// No file is so long that nobody reads it.
+func TestHouse_FilesAreShort(t *testing.T) {
+	house(t, func(name string, _ *token.FileSet, _ *ast.File) {
+		assert.LessOrEqual(t, strings.Count(readPage(t, name), "\n"), 500, name)
+	})
+}
+
 // Every package with tests looks for goroutines that they leave behind.
 func TestHouse_EveryPackageLooksForLeaks(t *testing.T) {
 	looks := map[string]bool{}

@@ -79,8 +79,8 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// ErrClosed is what every method returns after Close.
-var ErrClosed = errors.New("sqlstore: store is closed")
+// ErrClosed is what every method returns after Close. It is subagent.ErrClosed.
+var ErrClosed = fmt.Errorf("sqlstore: %w", subagent.ErrClosed)
 
 func (o Options) busyTimeout() time.Duration {
 	if o.BusyTimeout > 0 {

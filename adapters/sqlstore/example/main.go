@@ -3,10 +3,13 @@
 // every task:
 //
 //	go run ./example          # in one terminal
-//	pkill -9 -x example       # in another
+//	kill -9 1234              # in another: the process that it names
 //	go run ./example
 //
-// Start it twice at the same time, too: each leaves the other's tasks alone.
+// The second run also waits for what the first has left: nobody may touch that
+// until the dead process's lease is over, half a minute after its last sign of
+// life. Start it twice at the same time, too: each leaves the other's tasks alone
+// and sees them end.
 package main
 
 import (
@@ -71,8 +74,12 @@ func run(ctx context.Context, path string, n int, work time.Duration) (err error
 	if err != nil {
 		return err
 	}
+	var left []uuid.UUID // what another process runs, or a dead one has left
 	for _, t := range before {
 		show("from before", t)
+		if !t.Status.Terminal() {
+			left = append(left, t.ID)
+		}
 	}
 	events := runner.Subscribe(subagent.Filter{SessionID: session})
 	defer events.Close()
@@ -87,7 +94,18 @@ func run(ctx context.Context, path string, n int, work time.Duration) (err error
 		}
 		live[t.ID] = true
 	}
-	return follow(ctx, events, live)
+	if err := follow(ctx, events, live); err != nil || len(left) == 0 {
+		return err
+	}
+	fmt.Println("waiting for what another process runs, or has left: that is known when its lease is over")
+	ended, err := runner.Await(ctx, subagent.AwaitAll, left...)
+	if ctx.Err() != nil {
+		return nil
+	}
+	for _, t := range ended {
+		show("of others", t)
+	}
+	return err
 }
 
 // follow shows what happens here until none of the tasks is live any more.
