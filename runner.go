@@ -198,9 +198,11 @@ func (r *Runner) QueuePosition(id uuid.UUID) (int, bool) {
 	return r.capacity.position(e.place)
 }
 
-// Subscribe returns the events of the tasks that match f, from this moment on;
-// After, Limit and NewestFirst have no meaning here. Close the Subscription
-// when it is no longer read. After Shutdown it is over at once.
+// Subscribe returns the events of the tasks that match f and that this Runner
+// executes or recovers, from this moment on; of those of other Runners on the
+// same store List and Get tell. After, Limit and NewestFirst have no meaning
+// here. Close the Subscription when it is no longer read. After Shutdown it is
+// over at once.
 func (r *Runner) Subscribe(f Filter) *Subscription { return r.hub.subscribe(f) }
 
 // find returns the execution of a task that is in memory.

@@ -126,6 +126,43 @@ func TestClientIsDropped(t *testing.T) {
 	})
 }
 
+// A Runner tells of its own tasks alone. What another one on the same store does
+// reaches a client with the next sign of life, and while nothing happens there
+// no set is sent again.
+func TestTasksOfAnotherRunner(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		store := subagent.NewMemoryStore()
+		gate := subagenttest.NewGate()
+		other, err := subagent.New(t.Context(), subagent.Config{Store: store, Func: gate.Func()})
+		require.NoError(t, err)
+		task, err := other.Spawn(t.Context(), subagent.Request{ParentSessionID: "s", Description: "p"})
+		require.NoError(t, err)
+		gate.WaitEntered(t, task.ID)
+		p := newPiped(t, subagent.Config{Store: store}, web.Options{}, nil)
+		conn, _, err := websocket.Dial(t.Context(), "ws://x/ws", &websocket.DialOptions{HTTPClient: p.http})
+		require.NoError(t, err)
+		defer conn.CloseNow()
+		require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(subscribe)))
+		live := func() int {
+			_, body, err := conn.Read(t.Context())
+			require.NoError(t, err)
+			var set struct {
+				Type  string
+				Tasks []subagent.Task
+			}
+			require.NoError(t, json.Unmarshal(body, &set))
+			require.Equal(t, "live_tasks", set.Type)
+			return len(set.Tasks)
+		}
+		require.Equal(t, 1, live())
+		time.AfterFunc(time.Minute+time.Second, func() { gate.Release(task.ID, subagent.Result{}, nil) })
+		began := time.Now()
+		require.Zero(t, live())
+		require.Equal(t, time.Minute+15*time.Second, time.Since(began))
+		require.NoError(t, other.Shutdown(t.Context()))
+	})
+}
+
 // A client that reads but does not answer when it is asked whether it is there
 // loses its connection, not just its events.
 func TestClientWithoutPongs(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -46,6 +48,10 @@ type runningTask struct {
 // on. No event is sent twice. Each task's newest state arrives, but for tasks
 // that end while the client is behind: they are missing from the live set.
 //
+// The Runner tells of its own tasks alone. Those of others on the same store are
+// looked at when a sign of life is due: if they have changed, the client gets
+// the live set.
+//
 // send may block; that holds up nobody else.
 func (h *handler) stream(ctx context.Context, v view, after string, send func(frame) error) error {
 	seen, resumed := h.feed.find(after)
@@ -64,18 +70,20 @@ func (h *handler) stream(ctx context.Context, v view, after string, send func(fr
 			// never missed.
 			seen = h.feed.newest()
 		}
-		if err := h.sendLive(ctx, v, seen, resumed, send); err != nil {
+		others, err := h.sendLive(ctx, v, seen, resumed, send)
+		if err != nil {
 			return err
 		}
 		resumed = false
-		if err := h.follow(ctx, v, seen, send); !errors.Is(err, errBehind) {
+		if err := h.follow(ctx, v, seen, others, send); !errors.Is(err, errBehind) {
 			return err
 		}
 	}
 }
 
-// follow passes events on as they come.
-func (h *handler) follow(ctx context.Context, v view, seen uint64, send func(frame) error) error {
+// follow passes events on as they come. It is behind (errBehind) when others'
+// tasks are not as the client was told.
+func (h *handler) follow(ctx context.Context, v view, seen uint64, others string, send func(frame) error) error {
 	quiet := time.NewTicker(idle)
 	defer quiet.Stop()
 	for {
@@ -91,6 +99,10 @@ func (h *handler) follow(ctx context.Context, v view, seen uint64, send func(fra
 		case <-quiet.C:
 			if err := send(frame{}); err != nil {
 				return err
+			}
+			// A store that does not answer is asked again at the next sign.
+			if tasks, err := h.live(ctx, v); err == nil && h.others(tasks) != others {
+				return errBehind
 			}
 		case <-ctx.Done():
 			return ctx.Err()
@@ -122,12 +134,24 @@ func (h *handler) pass(v view, seen uint64, send func(frame) error) (uint64, <-c
 	return seen, wake, err
 }
 
+// others is what the live tasks of other Runners among these are, in a form to
+// be compared.
+func (h *handler) others(live []subagent.Task) string {
+	var b strings.Builder
+	for _, t := range live {
+		if t.Owner != h.runner.ID() {
+			fmt.Fprintln(&b, t.ID, t.Version)
+		}
+	}
+	return b.String()
+}
+
 // sendLive sends the live set as it is now, in as many frames as it takes. Only
-// the last may be resumed from.
-func (h *handler) sendLive(ctx context.Context, v view, seen uint64, resumed bool, send func(frame) error) error {
+// the last may be resumed from. It returns what others have in it.
+func (h *handler) sendLive(ctx context.Context, v view, seen uint64, resumed bool, send func(frame) error) (others string, err error) {
 	tasks, err := h.live(ctx, v)
 	if err != nil {
-		return problemOf(err)
+		return "", problemOf(err)
 	}
 	for left := h.previews(ctx, v, tasks); ; {
 		list, n := chunk(left)
@@ -138,7 +162,7 @@ func (h *handler) sendLive(ctx context.Context, v view, seen uint64, resumed boo
 			f.eventID = set.EventID
 		}
 		if err := send(f); err != nil || !set.More {
-			return err
+			return h.others(tasks), err
 		}
 	}
 }

@@ -22,7 +22,7 @@ const reasons = {
 };
 export const reasonText = (reason) => reasons[reason] ?? reason;
 
-const counter = new Intl.NumberFormat();
+const counter = new Intl.NumberFormat(undefined, { useGrouping: 'always' });
 export const count = (n) => counter.format(n ?? 0);
 export const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? '' : 's'}`;
 
