@@ -139,12 +139,14 @@ func TestTasksOfAnotherRunner(t *testing.T) {
 		require.NoError(t, err)
 		gate.WaitEntered(t, task.ID)
 		p := newPiped(t, subagent.Config{Store: store}, web.Options{}, nil)
-		conn, _, err := websocket.Dial(t.Context(), "ws://x/ws", &websocket.DialOptions{HTTPClient: p.http})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		conn, _, err := websocket.Dial(ctx, "ws://x/ws", &websocket.DialOptions{HTTPClient: p.http})
 		require.NoError(t, err)
 		defer conn.CloseNow()
-		require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(subscribe)))
+		require.NoError(t, conn.Write(ctx, websocket.MessageText, []byte(subscribe)))
 		live := func() int {
-			_, body, err := conn.Read(t.Context())
+			_, body, err := conn.Read(ctx)
 			require.NoError(t, err)
 			var set struct {
 				Type  string

@@ -59,7 +59,7 @@ func run(dir string, out io.Writer) (err error) {
 	if err := start(dir, out, ""); err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "== git log tasks")
+	fmt.Fprintln(out, "== git log tasks --")
 	git := exec.Command("git", "log", "--reverse", "--format=%s", "tasks", "--")
 	git.Dir, git.Stdout, git.Stderr = filepath.Join(dir, "chat-1"), out, out
 	return git.Run()

@@ -31,7 +31,7 @@ func TestExample(t *testing.T) {
 	require.Contains(t, before, "card: quick 2: done: quick 2")
 	require.Contains(t, before, "card: slow 5: (queued)")
 	require.NotContains(t, before, "notice:", "nothing in the background has ended")
-	after, history, ok := strings.Cut(after, "== git log tasks")
+	after, history, ok := strings.Cut(after, "== git log tasks --")
 	require.True(t, ok)
 	for _, prompt := range []string{"quick 1", "quick 2"} {
 		require.Contains(t, after, "found: "+prompt+" is completed: done: "+prompt+"\n")

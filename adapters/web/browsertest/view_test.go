@@ -42,6 +42,7 @@ func scene(g *rig) subagent.Task {
 		Description: "Review the release candidate: split the work into parts, give each to a sub-agent, and sum up what they find.",
 		Func: func(ctx context.Context, run *subagent.Run) (subagent.Result, error) {
 			run.Progress("waiting for 8 parts")
+			var ids []uuid.UUID
 			for _, subject := range subjects {
 				kid, err := g.runner.Spawn(ctx, subagent.Request{
 					Subject: subject, AgentID: "reviewer", Description: subject + " and report what you find, with file and line.",
@@ -49,9 +50,11 @@ func scene(g *rig) subagent.Task {
 				if err != nil {
 					return subagent.Result{}, err
 				}
+				ids = append(ids, kid.ID)
 				kids <- kid
 			}
-			return g.gate.Func()(ctx, run)
+			_, err := g.runner.Await(ctx, subagent.AwaitAll, ids...)
+			return subagent.Result{}, err
 		},
 	})
 	var parts []subagent.Task
@@ -105,7 +108,7 @@ func (p *page) serious(what string) {
 }
 
 func TestAccessibility(t *testing.T) {
-	g := newRig(t, subagent.Config{Workers: 5}, web.Options{Link: func(subagent.Task) string { return "/chat" }})
+	g := newRig(t, subagent.Config{Workers: 4}, web.Options{Link: func(subagent.Task) string { return "/chat" }})
 	p := open(t, g.url(), "").ready()
 	p.serious("empty")
 	plan := scene(g)
@@ -129,7 +132,7 @@ func TestAccessibility(t *testing.T) {
 // At any width nothing has to be scrolled sideways: the table keeps what matters,
 // and on a telephone the drawer takes the whole screen.
 func TestNarrow(t *testing.T) {
-	g := newRig(t, subagent.Config{Workers: 5}, web.Options{Link: func(subagent.Task) string { return "/chat" }})
+	g := newRig(t, subagent.Config{Workers: 4}, web.Options{Link: func(subagent.Task) string { return "/chat" }})
 	plan := scene(g)
 	p := open(t, g.url(), "").ready()
 	p.shows(plan, "Running")
@@ -332,10 +335,10 @@ func history(t *testing.T) subagent.Store {
 
 // Pictures of the main views.
 func TestScreenshots(t *testing.T) {
-	g := newRig(t, subagent.Config{Workers: 5, Store: history(t)}, web.Options{})
+	g := newRig(t, subagent.Config{Workers: 4, Store: history(t)}, web.Options{})
 	plan := scene(g)
 	p := open(t, g.url(), "light").ready()
-	p.until("document.querySelector('.count[data-state=running] b').innerText === '5' && document.querySelector('#gauge-text').innerText.startsWith('5 of 5')")
+	p.until("document.querySelector('.count[data-state=running] b').innerText === '5' && document.querySelector('#gauge-text').innerText.startsWith('4 of 4')")
 	p.shoot("panel-table.png")
 	p.click(row(plan) + " .open")
 	p.until("document.querySelectorAll('#drawer .leaf').length === 8 && document.querySelector('#drawer').innerText.includes('sum up')")
