@@ -76,7 +76,7 @@ func (m *model) lastCard(s *story) {
 		return
 	}
 	died := s.settled == 0 || m.life(s.settled).killed
-	left := s.refused && m.life(s.settled).over
+	left := s.refused && m.life(s.refuser).over
 	if left || died && (!s.final.Background || s.handing != s.settled) {
 		m.count.staleCards++
 		return

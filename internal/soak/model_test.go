@@ -75,7 +75,8 @@ type story struct {
 	notices   []notice
 
 	card     *subagent.Card  // the last that was put
-	refused  bool            // the last attempt in the life of its end was refused
+	refused  bool            // the last attempt to put the card of its end was refused
+	refuser  int             // in this life
 	carded   map[int]int64   // when its terminal card was put, by life
 	notified map[int]int64   // when the delivery of its notice began, by life
 	shown    map[string]bool // by which surfaces at rest

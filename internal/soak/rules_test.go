@@ -182,7 +182,7 @@ func (m *model) card(l *life, f fact, at int64) {
 	s, c := m.story(f.ID), f.Card
 	terminal := subagent.Status(c.Attach.Status).Terminal()
 	if f.Says == saysCardFails {
-		s.refused = terminal
+		s.refused, s.refuser = terminal, l.number
 		m.count.cardsRefused++
 		return
 	}
