@@ -97,6 +97,11 @@ func run(ctx context.Context, path string, n int, work time.Duration) (err error
 	if err := follow(ctx, events, live); err != nil || len(left) == 0 {
 		return err
 	}
+	return await(ctx, runner, left)
+}
+
+// await shows what becomes of tasks that another process runs, or has left.
+func await(ctx context.Context, runner *subagent.Runner, left []uuid.UUID) error {
 	fmt.Println("waiting for what another process runs, or has left: that is known when its lease is over")
 	ended, err := runner.Await(ctx, subagent.AwaitAll, left...)
 	if ctx.Err() != nil {
