@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // Waits that run out or are cut leave nothing behind: no goroutine, nothing in
@@ -52,7 +53,7 @@ func TestB161_WaitsThatRunOutLeaveNothing(t *testing.T) {
 			waits()
 		}
 		require.LessOrEqual(t, runtime.NumGoroutine(), goroutines)
-		if !raceEnabled {
+		if !bubble.Race {
 			require.Less(t, int64(liveHeap())-int64(heap), int64(100<<10), "bytes that 2000 waits have left")
 		}
 		began := time.Now()

@@ -149,7 +149,7 @@ func TestG17_WhatAQueuedTaskHolds(t *testing.T) {
 	require.LessOrEqual(t, runtime.NumGoroutine(), goroutines)
 	each := (int64(liveHeap()) - int64(before)) / tasks
 	t.Logf("%d bytes a queued task", each)
-	if runtime.GOARCH == "amd64" && !raceEnabled {
+	if runtime.GOARCH == "amd64" && !bubble.Race {
 		require.LessOrEqual(t, each, int64(1228))
 	}
 	_, err = r.CancelSession(t.Context(), "s", subagent.CancelOptions{})

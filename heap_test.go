@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
 
 // 100 000 tasks of every way to end leave no memory, no goroutine and no
@@ -25,7 +26,7 @@ import (
 func TestG17_TasksOfEveryEndLeaveNothing(t *testing.T) {
 	const each = 1000
 	batches := 100
-	if raceEnabled {
+	if bubble.Race {
 		batches = 10
 	}
 	store := subagent.NewMemoryStore()

@@ -318,7 +318,7 @@ func TestG14_UsageTreeOfLiveAndEndedTasks(t *testing.T) {
 // lists, none is ever taken back from an end that it has seen.
 func TestG3_ReadersAreNeverTakenBack(t *testing.T) {
 	rounds := map[string]int{"memory": 8000, "foreign": 2000}
-	if raceEnabled {
+	if bubble.Race {
 		rounds = map[string]int{"memory": 1500, "foreign": 500}
 	}
 	ctx := t.Context()

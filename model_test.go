@@ -26,7 +26,7 @@ import (
 func TestModel_Runner(t *testing.T) {
 	const perBubble = 200
 	ops := 100_000
-	if raceEnabled {
+	if bubble.Race {
 		ops = 12_000 // the detector makes each of them several times as dear
 	}
 	if s := os.Getenv("SUBAGENT_TEST_OPS"); s != "" {

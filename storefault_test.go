@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -161,7 +162,7 @@ func TestG9_EveryWriteDisturbed(t *testing.T) {
 // sample says of one case after the other whether it is made: all are, or where
 // that takes long a random one in n.
 func sample(t *testing.T, n int) func() bool {
-	if !raceEnabled && !testing.Short() {
+	if !bubble.Race && !testing.Short() {
 		return func() bool { return true }
 	}
 	i, first := 0, seeded(t).IntN(n)

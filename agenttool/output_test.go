@@ -16,7 +16,16 @@ import (
 
 	"github.com/go-subagent/subagent"
 	"github.com/go-subagent/subagent/agenttool"
+	"github.com/go-subagent/subagent/internal/bubble"
 )
+
+// rounds of a race: the detector makes each of them many times as long.
+func rounds() int {
+	if bubble.Race {
+		return 2_000
+	}
+	return 10_000
+}
 
 func TestTaskOutputWaitsForTheEnd(t *testing.T) {
 	inHost(t, func(t *testing.T, h *host) {
@@ -216,7 +225,7 @@ func TestTaskOutputRacesCompletion(t *testing.T) {
 	defer r.Shutdown(context.Background())
 	tools := agenttool.New(r, agenttool.Options{})
 	var early, late int
-	for round := range rounds {
+	for round := range rounds() {
 		task, err := r.Spawn(context.Background(), subagent.Request{Description: "d", ParentSessionID: session})
 		require.NoError(t, err)
 		raw := func(more string) json.RawMessage {
@@ -267,7 +276,7 @@ func TestTaskOutputAnswersInTheInstantOfTheEnd(t *testing.T) {
 		return subagent.Result{Text: "done"}, nil
 	}, func(t *testing.T, h *host) {
 		ended := 0
-		for range rounds {
+		for range rounds() {
 			id := h.start("work")
 			began := time.Now()
 			var at [3]time.Duration
@@ -297,6 +306,6 @@ func TestTaskOutputAnswersInTheInstantOfTheEnd(t *testing.T) {
 			require.Equal(t, 1, usages)
 			synctest.Wait()
 		}
-		t.Logf("of %d answers in the instant of the end %d had it", rounds, ended)
+		t.Logf("of %d answers in the instant of the end %d had it", rounds(), ended)
 	})
 }

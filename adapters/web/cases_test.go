@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-subagent/subagent"
 	"github.com/go-subagent/subagent/adapters/web"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -105,7 +106,7 @@ func deafClients(g *rig) (late func() ([]byte, error)) {
 // deaf one listens again it is told what is live, or finds that it was dropped.
 func TestB216_OneDeafClientFreezesNobody(t *testing.T) {
 	want := 10_000
-	if raceDetector {
+	if bubble.Race {
 		want = 5000 // still more than are kept
 	}
 	quick := func(context.Context, *subagent.Run) (subagent.Result, error) { return subagent.Result{}, nil }

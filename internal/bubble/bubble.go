@@ -2,6 +2,7 @@
 package bubble
 
 import (
+	"runtime"
 	"testing"
 	"testing/synctest"
 )
@@ -13,6 +14,8 @@ import (
 // finds does not depend on how many processors there are.
 func Test(t *testing.T, f func(*testing.T)) {
 	t.Helper()
-	defer alone()()
+	if Race {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	}
 	synctest.Test(t, f)
 }

@@ -2,4 +2,5 @@
 
 package bubble
 
-func alone() func() { return func() {} }
+// Race reports whether the race detector is built in.
+const Race = false

@@ -2,9 +2,5 @@
 
 package bubble
 
-import "runtime"
-
-func alone() func() {
-	before := runtime.GOMAXPROCS(1)
-	return func() { runtime.GOMAXPROCS(before) }
-}
+// Race reports whether the race detector is built in.
+const Race = true

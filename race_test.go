@@ -1,5 +1,0 @@
-//go:build race
-
-package subagent_test
-
-const raceEnabled = true
