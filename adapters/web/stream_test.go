@@ -109,6 +109,7 @@ func TestResume(t *testing.T) {
 	first := g.spawn(subagent.Request{})
 	g.gate.WaitEntered(t, first.ID)
 	mark := all.status(first.ID.String(), subagent.StatusRunning)["event_id"].(string)
+	all.kept = nil // what came before, if it was not merged with that
 
 	g.finish(first, "one")
 	second := g.spawn(subagent.Request{})
