@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -133,16 +132,15 @@ func (m *MemoryStore) Update(ctx context.Context, id uuid.UUID, edit func(*Task)
 		if err := edit(t); err != nil {
 			return Task{}, err
 		}
-		t.Version = old.Version
-		if same(t, old) {
-			return old.copy(), nil
-		}
-		if err := checkChange(old, t); err != nil {
+		switch changed, err := checkUpdate(old, t); {
+		case err != nil:
 			return Task{}, err
+		case !changed:
+			return old.copy(), nil
 		}
 		// edit may have kept t, or have put a map into it that is not ours.
 		t = snapshot(t)
-		t.Version++
+		t.Version = old.Version + 1
 		if m.swap(old, t) {
 			return t.copy(), nil
 		}
@@ -400,58 +398,6 @@ func (m *MemoryStore) evictLocked() {
 		}
 		m.removeLocked(oldest)
 	}
-}
-
-// checkChange judges the change of a stored record from old to t, whoever
-// makes it. It does not look at Version, and leaves t as it was.
-func checkChange(old, t *Task) error {
-	switch {
-	case t.ID != old.ID:
-		return immutable("ID", old)
-	case t.ParentSessionID != old.ParentSessionID:
-		return immutable("ParentSessionID", old)
-	case !t.CreatedAt.Equal(old.CreatedAt):
-		return immutable("CreatedAt", old)
-	case t.Status != old.Status && !CanTransition(old.Status, t.Status),
-		old.Status.Terminal() && !keepsEnd(old, t):
-		return &TransitionError{ID: old.ID, From: old.Status, To: t.Status}
-	}
-	return nil
-}
-
-func immutable(field string, t *Task) error {
-	return fmt.Errorf("%w: %s of task %s cannot be changed", ErrInvalidRequest, field, t.ID)
-}
-
-// keepsEnd reports whether t differs from the ended old only in what may still
-// change after an end.
-func keepsEnd(old, t *Task) bool {
-	rest := *t
-	rest.Version, rest.NotifiedAt = old.Version, old.NotifiedAt
-	if old.owesNotice() {
-		rest.Owner = old.Owner
-	}
-	return same(&rest, old)
-}
-
-// same reports whether two tasks are equal in every field. It is written out
-// because reflection is several times as dear as all else that a change does
-// under the lock; a test sees to it that no field is forgotten.
-func same(a, b *Task) bool {
-	return a.ID == b.ID && a.ParentTaskID == b.ParentTaskID && a.Status == b.Status &&
-		a.Background == b.Background && a.Detached == b.Detached && a.ResultTruncated == b.ResultTruncated &&
-		a.Attempt == b.Attempt && a.Usage == b.Usage && a.Progress == b.Progress && a.Version == b.Version &&
-		a.texts() == b.texts() && a.times() == b.times() && maps.Equal(a.Metadata, b.Metadata)
-}
-
-func (t *Task) texts() [15]string {
-	return [...]string{t.ExternalTaskID, t.Subject, t.Description, t.AgentID, string(t.Reason), t.StopReason,
-		t.ParentSessionID, t.ParentMsgID, string(t.ContextMode), t.HeadID, t.SourceCommitID, t.ResultText,
-		t.Error, t.CancelMessage, t.Owner}
-}
-
-func (t *Task) times() [6]time.Time {
-	return [...]time.Time{t.CreatedAt, t.QueuedAt, t.StartedAt, t.CompletedAt, t.CancelRequestedAt, t.NotifiedAt}
 }
 
 // snapshot copies t, Metadata included.

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 
@@ -41,6 +43,21 @@ type session struct {
 
 // maxCached is about how many bytes of tasks.json are kept in memory.
 const maxCached = 64 << 20
+
+// maxName is the longest session name in bytes: file systems allow 255.
+const maxName = 200
+
+// checkName refuses names of sessions that cannot be the name of a folder, or
+// would be one elsewhere.
+func checkName(name string) error {
+	switch {
+	case name == "", len(name) > maxName, !utf8.ValidString(name), name[0] == '.',
+		strings.Contains(name, ".."), strings.ContainsAny(name, "/\\\x00"):
+		return fmt.Errorf("%w: %.250q cannot be the name of a session's folder: "+
+			"1 to %d bytes, no leading dot, no .., no separator", subagent.ErrInvalidRequest, name, maxName)
+	}
+	return nil
+}
 
 func compareIDs(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) }
 

@@ -247,7 +247,7 @@ func (st *state) digest() (d digest) {
 		}
 		d.ids = append(d.ids, r.task.ID)
 		d.status |= bitOf(r.task.Status)
-		d.owed = d.owed || owesNotice(&r.task)
+		d.owed = d.owed || (subagent.Filter{Undelivered: true}).Match(r.task)
 		if p := r.task.ParentTaskID; p != uuid.Nil && !slices.Contains(d.parents, p) {
 			d.parents = append(d.parents, p)
 		}

@@ -220,10 +220,7 @@ func (c *change) edit(old *record, before, t *subagent.Task, edit func(*subagent
 		return err
 	}
 	t.Version = before.Version
-	if same(before, t) {
-		return nil
-	}
-	if err := checkChange(before, t); err != nil {
+	if changed, err := subagent.CheckUpdate(*before, *t); err != nil || !changed {
 		return err
 	}
 	t.Version++

@@ -30,10 +30,7 @@ func (s *Store) Waiting() int {
 	return len(s.queue.waiting)
 }
 
-var (
-	Same       = same
-	SelectPage = func(s *Store, f subagent.Filter, limit int) (text string, args []any) {
-		q := selectPage(&f, limit)
-		return q.text, q.args
-	}
-)
+func SelectPage(s *Store, f subagent.Filter, limit int) (text string, args []any) {
+	q := selectPage(&f, limit)
+	return q.text, q.args
+}

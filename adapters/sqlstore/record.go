@@ -74,12 +74,11 @@ func (r *record) edited(edit func(*subagent.Task) error) (*record, error) {
 	if err := edit(&t); err != nil {
 		return nil, err
 	}
-	t.Version = r.task.Version
-	if same(&t, &r.task) {
-		return r, nil
-	}
-	if err := checkChange(&r.task, &t); err != nil {
+	switch changed, err := subagent.CheckUpdate(r.task, t); {
+	case err != nil:
 		return nil, err
+	case !changed:
+		return r, nil
 	}
 	return r.next(&t)
 }
@@ -194,7 +193,7 @@ func bind(key any) any {
 
 // owed is 1 if a notice of t's end is owed.
 func owed(t *subagent.Task) int64 {
-	if t.Background && t.Status.Terminal() && t.NotifiedAt.IsZero() {
+	if (subagent.Filter{Undelivered: true}).Match(*t) {
 		return 1
 	}
 	return 0
