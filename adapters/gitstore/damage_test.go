@@ -20,7 +20,7 @@ import (
 // and an open one; data is its tasks.json.
 func damagedFolder(t *testing.T) (dir, path string, data []byte, tasks []subagent.Task) {
 	t.Helper()
-	dir = t.TempDir()
+	dir = tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	tasks = append(tasks, live(t, s, newTask("a"), "result"), live(t, s, newTask("a"), strings.Repeat("long", 2000)))
 	open := newTask("a")
@@ -234,17 +234,17 @@ func failingGit(t *testing.T, command string) string {
 }
 
 func TestGitMissing(t *testing.T) {
-	_, err := gitstore.Open(t.TempDir(), gitstore.Options{Git: "/nonexistent/git"})
+	_, err := gitstore.Open(tempDir(t), gitstore.Options{Git: "/nonexistent/git"})
 	require.ErrorContains(t, err, "the git program is needed")
 	t.Setenv("PATH", t.TempDir())
-	_, err = gitstore.Open(t.TempDir(), gitstore.Options{})
+	_, err = gitstore.Open(tempDir(t), gitstore.Options{})
 	require.ErrorContains(t, err, "the git program is needed")
 }
 
 func TestGitTooOld(t *testing.T) {
 	old := filepath.Join(t.TempDir(), "git")
 	require.NoError(t, os.WriteFile(old, []byte("#!/bin/sh\necho git version 2.29.9\n"), 0o755))
-	_, err := gitstore.Open(t.TempDir(), gitstore.Options{Git: old})
+	_, err := gitstore.Open(tempDir(t), gitstore.Options{Git: old})
 	require.ErrorContains(t, err, "git 2.30 or newer is needed")
 	require.ErrorContains(t, err, "2.29.9")
 }
@@ -254,7 +254,7 @@ func TestGitTooOld(t *testing.T) {
 func TestGitFails(t *testing.T) {
 	for _, command := range []string{"init", "cat-file", "worktree", "fast-import", "hang"} {
 		t.Run(command, func(t *testing.T) {
-			dir, log := t.TempDir(), newSaid()
+			dir, log := tempDir(t), newSaid()
 			o := gitstore.Options{Logger: slogTo(log), Git: failingGit(t, command)}
 			if command == "hang" {
 				o.Git = failingGit(t, "cat-file")
@@ -285,7 +285,7 @@ func TestGitFails(t *testing.T) {
 // TestGitRecovers has git work again while the store is open: every transition
 // is there then.
 func TestGitRecovers(t *testing.T) {
-	dir, log := t.TempDir(), newSaid()
+	dir, log := tempDir(t), newSaid()
 	program := failingGit(t, "fast-import")
 	s := openStore(t, dir, gitstore.Options{Logger: slogTo(log), Git: program})
 	live(t, s, newTask("a"), "")
@@ -299,7 +299,7 @@ func TestGitRecovers(t *testing.T) {
 // TestLagging opens a folder whose history lags behind, and goes on before git
 // has said so: what was missing is one commit, before those that are new.
 func TestLagging(t *testing.T) {
-	dir, log := t.TempDir(), newSaid()
+	dir, log := tempDir(t), newSaid()
 	program := failingGit(t, "cat-file")
 	s, err := gitstore.Open(dir, gitstore.Options{Git: program})
 	require.NoError(t, err)
@@ -358,7 +358,7 @@ func TestStaleLocks(t *testing.T) {
 }
 
 func TestLocked(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	_, err := gitstore.Open(dir, gitstore.Options{})
 	require.ErrorIs(t, err, gitstore.ErrLocked)

@@ -19,7 +19,7 @@ import (
 // mount makes a small file system of its own.
 func mount(t *testing.T, options string) string {
 	t.Helper()
-	dir := t.TempDir()
+	dir := tempDir(t)
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
 		t.Skipf("no file system can be mounted here, which takes root: %v", err)
 	}

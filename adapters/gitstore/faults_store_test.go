@@ -86,7 +86,7 @@ func oddFile(t *testing.T, dir string, odd ...func(record map[string]any)) (ids 
 // One odd record is no obstacle to the others: with a status that is not known,
 // with none, without other fields, and with a field that is not known.
 func TestB194_OddRecordsAmongOthers(t *testing.T) {
-	dir, log := t.TempDir(), newSaid()
+	dir, log := tempDir(t), newSaid()
 	ids := oddFile(t, dir,
 		func(r map[string]any) { r["status"] = "paused" },
 		func(r map[string]any) { delete(r, "status") },
@@ -113,7 +113,7 @@ func TestB194_OddRecordsAmongOthers(t *testing.T) {
 
 // Text that is none reaches the file, the history and the readers as valid text.
 func TestB200_TextThatIsNoneInTheFile(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	for _, bad := range []string{"a\x00b", "\xff half \xe4\xb8", `\ud800 \u0000`, strings.Repeat("\x00", 3000)} {
 		r, err := subagent.New(t.Context(), subagent.Config{Store: s})
@@ -136,7 +136,7 @@ func TestB200_TextThatIsNoneInTheFile(t *testing.T) {
 
 // A restart finds the tokens of a task that has ended, once.
 func TestB172_TokensSurviveARestart(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	var id uuid.UUID
 	for life := range 3 {
 		s := openStore(t, dir, gitstore.Options{})

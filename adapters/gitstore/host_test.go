@@ -72,7 +72,7 @@ func hosts(t *testing.T, folder string) map[string]string {
 }
 
 func TestHostRepository(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	folder := filepath.Join(dir, "a")
 	hostRepository(t, folder)
 	before := hosts(t, folder)
@@ -121,7 +121,7 @@ func TestHostRepository(t *testing.T) {
 // TestHistory reads what a person reads: every transition in order, and the
 // state at each.
 func TestHistory(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	a, b := newTask("a"), newTask("a")
 	create(t, s, a)
@@ -164,7 +164,7 @@ func TestHistory(t *testing.T) {
 
 // TestLinkedRepository has a session folder whose repository is elsewhere.
 func TestLinkedRepository(t *testing.T) {
-	dir, main := t.TempDir(), filepath.Join(t.TempDir(), "main")
+	dir, main := tempDir(t), filepath.Join(t.TempDir(), "main")
 	hostRepository(t, main)
 	folder := filepath.Join(dir, "a")
 	require.NoError(t, os.RemoveAll(filepath.Join(main, ".git", "hooks"))) // the host's git would run them here
@@ -184,7 +184,7 @@ func TestNotOurBranch(t *testing.T) {
 		"is checked out":  func(folder string) { git(t, folder, "checkout", "-q", "--orphan", "tasks") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, log := t.TempDir(), newSaid()
+			dir, log := tempDir(t), newSaid()
 			folder := filepath.Join(dir, "a")
 			hostRepository(t, folder)
 			prepare(folder)
@@ -204,13 +204,13 @@ func TestNotOurBranch(t *testing.T) {
 			require.Equal(t, "task: reconcile\n", git(t, folder, "log", "--format=%s", "agents/tasks"))
 		})
 	}
-	_, err := gitstore.Open(t.TempDir(), gitstore.Options{Branch: "not..a branch"})
+	_, err := gitstore.Open(tempDir(t), gitstore.Options{Branch: "not..a branch"})
 	require.ErrorContains(t, err, "cannot be the name of a branch")
 }
 
 // TestHostDeletes has the host throw conversations away under a store.
 func TestHostDeletes(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	a, b := newTask("a"), newTask("b")
 	create(t, s, a, b)
@@ -230,7 +230,7 @@ func TestHostDeletes(t *testing.T) {
 // TestEditedByHand has a person change tasks.json under a store: it is the
 // truth, and nothing of it is overwritten.
 func TestEditedByHand(t *testing.T) {
-	dir, log := t.TempDir(), newSaid()
+	dir, log := tempDir(t), newSaid()
 	s := openStore(t, dir, gitstore.Options{Logger: slogTo(log)})
 	a, b := newTask("a"), newTask("a")
 	create(t, s, a)

@@ -24,7 +24,7 @@ func TestMissingFileOfPackedHistory(t *testing.T) {
 	for name, pack := range map[string]func(t *testing.T, dir, folder string){
 		"packed": func(t *testing.T, _, folder string) { git(t, folder, "gc", "-q") },
 		"linked": func(t *testing.T, _, folder string) {
-			apart := filepath.Join(t.TempDir(), "repository")
+			apart := filepath.Join(tempDir(t), "repository")
 			require.NoError(t, os.Rename(filepath.Join(folder, ".git"), apart))
 			require.NoError(t, os.WriteFile(filepath.Join(folder, ".git"), []byte("gitdir: "+apart+"\n"), 0o644))
 		},
@@ -65,7 +65,7 @@ func TestBrokenHost(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, beside, log := t.TempDir(), t.TempDir(), newSaid()
+			dir, beside, log := t.TempDir(), t.TempDir(), newSaid() // not tempDir: some are no repositories
 			folder, gone := filepath.Join(dir, "a"), filepath.Join(beside, "gone")
 			require.NoError(t, os.Mkdir(folder, 0o755))
 			link(t, folder, gone)
@@ -92,7 +92,7 @@ func TestNotAFile(t *testing.T) {
 		"symlink to itself":  func(path string) error { return os.Symlink("tasks.json", path) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tempDir(t)
 			folder := filepath.Join(dir, "a")
 			require.NoError(t, os.Mkdir(folder, 0o755))
 			path := filepath.Join(folder, "tasks.json")
@@ -113,7 +113,7 @@ func TestNotAFile(t *testing.T) {
 func TestTextElsewhere(t *testing.T) {
 	for _, name := range []string{"meta.json", "../b/tasks.json", "tasks/../meta.json", "tasks/x.txt", "tasks/%s.txt\nreset refs/heads/main", "/etc/passwd", ""} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tempDir(t)
 			task := newTask("a")
 			if strings.Contains(name, "%s") {
 				name = fmt.Sprintf(name, task.ID)
@@ -132,7 +132,7 @@ func TestTextElsewhere(t *testing.T) {
 // TestFirstCall has a host's repository and a git that hangs: a first call does
 // not need it.
 func TestFirstCall(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	folder := filepath.Join(dir, "a")
 	hostRepository(t, folder)
 	s, err := gitstore.Open(dir, gitstore.Options{Git: failingGit(t, "cat-file")})
@@ -168,14 +168,14 @@ func TestFailedOpen(t *testing.T) {
 // TestRelative opens a folder, and names a git, as seen from the folder of the
 // process, which then goes elsewhere.
 func TestRelative(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	program := failingGit(t, "none")
 	require.NoError(t, os.Rename(program, filepath.Join(dir, "mygit")))
 	t.Chdir(dir)
 	_, err := gitstore.Open("", gitstore.Options{})
 	require.ErrorContains(t, err, "a folder is needed")
 	s := openStore(t, "sessions", gitstore.Options{Git: "./mygit"})
-	t.Chdir(t.TempDir())
+	t.Chdir(tempDir(t))
 	ended := live(t, s, newTask("a"), strings.Repeat("long", 2000))
 	require.NoError(t, s.Close())
 	s = openStore(t, filepath.Join(dir, "sessions"), gitstore.Options{})
@@ -213,7 +213,7 @@ func TestLostWhileOpen(t *testing.T) {
 // TestBrokenBeforeHistory has tasks.json break under a store before there is a
 // history.
 func TestBrokenBeforeHistory(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s, err := gitstore.Open(dir, gitstore.Options{Git: failingGit(t, "init")})
 	require.NoError(t, err)
 	first, late := newTask("a"), newTask("a")
@@ -234,7 +234,7 @@ func TestBranchDeleted(t *testing.T) {
 		"the repository": func(t *testing.T, folder string) { require.NoError(t, os.RemoveAll(filepath.Join(folder, ".git"))) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tempDir(t)
 			folder := filepath.Join(dir, "a")
 			s := openStore(t, dir, gitstore.Options{})
 			ended := live(t, s, newTask("a"), strings.Repeat("long ", 2000))
@@ -251,7 +251,7 @@ func TestBranchDeleted(t *testing.T) {
 // TestCloseAmongCalls closes while many calls come: each was refused, or what it
 // has acknowledged is stored.
 func TestCloseAmongCalls(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	task := newTask("a")
 	task.Status = subagent.StatusRunning
@@ -340,6 +340,6 @@ func TestSpoiltAmongCalls(t *testing.T) {
 // TestOverflow has a queue that becomes one reconcile while a burst is about to
 // take its first entry: what has no state yet is not taken.
 func TestOverflow(t *testing.T) {
-	s := openStore(t, t.TempDir(), gitstore.Options{})
+	s := openStore(t, tempDir(t), gitstore.Options{})
 	require.False(t, s.PopsReconcile())
 }

@@ -29,13 +29,13 @@ var oddHosts = map[string]func(t *testing.T, folder string){
 		git(t, folder, "commit", "-q", "--allow-empty", "-m", "first")
 	},
 	"shallow": func(t *testing.T, folder string) {
-		origin := filepath.Join(t.TempDir(), "origin")
+		origin := filepath.Join(tempDir(t), "origin")
 		hostRepository(t, origin)
 		require.NoError(t, os.RemoveAll(filepath.Join(origin, ".git", "hooks")))
 		git(t, filepath.Dir(folder), "clone", "-q", "--depth=1", "file://"+origin, folder)
 	},
 	"submodule": func(t *testing.T, folder string) {
-		origin := filepath.Join(t.TempDir(), "origin")
+		origin := filepath.Join(tempDir(t), "origin")
 		git(t, filepath.Dir(folder), "init", "-q", origin)
 		git(t, origin, "commit", "-q", "--allow-empty", "-m", "first")
 		git(t, filepath.Dir(folder), "init", "-q")
@@ -43,7 +43,7 @@ var oddHosts = map[string]func(t *testing.T, folder string){
 	},
 	"linked": func(t *testing.T, folder string) {
 		hostRepository(t, folder)
-		apart := filepath.Join(t.TempDir(), "repository")
+		apart := filepath.Join(tempDir(t), "repository")
 		require.NoError(t, os.Rename(filepath.Join(folder, ".git"), apart))
 		require.NoError(t, os.Symlink(apart, filepath.Join(folder, ".git")))
 	},
@@ -84,7 +84,7 @@ var oddHosts = map[string]func(t *testing.T, folder string){
 func TestOddHosts(t *testing.T) {
 	for name, prepare := range oddHosts {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tempDir(t)
 			folder := filepath.Join(dir, "a")
 			prepare(t, folder)
 			before := hosts(t, folder)
@@ -109,7 +109,7 @@ func TestOddHosts(t *testing.T) {
 // which has one branch: one of them has the history, the other's tasks are
 // never mixed into it, nor taken from it.
 func TestSharedRepository(t *testing.T) {
-	dir, main, log := t.TempDir(), filepath.Join(t.TempDir(), "main"), newSaid()
+	dir, main, log := tempDir(t), filepath.Join(t.TempDir(), "main"), newSaid()
 	git(t, filepath.Dir(main), "init", "-q", main)
 	git(t, main, "commit", "-q", "--allow-empty", "-m", "first")
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
@@ -138,7 +138,7 @@ func TestSharedRepository(t *testing.T) {
 
 // TestBranchNames has branches whose names are in the way of others.
 func TestBranchNames(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{Branch: "main/tasks"})
 	create(t, s, newTask("a"))
 	require.NoError(t, s.Close())
@@ -162,11 +162,11 @@ func TestCheckedOut(t *testing.T) {
 	for name, checkOut := range map[string]func(t *testing.T, folder string){
 		"here": func(t *testing.T, folder string) { git(t, folder, "checkout", "-q", "tasks", "--") },
 		"elsewhere": func(t *testing.T, folder string) {
-			git(t, folder, "worktree", "add", "-q", filepath.Join(t.TempDir(), "look"), "tasks")
+			git(t, folder, "worktree", "add", "-q", filepath.Join(tempDir(t), "look"), "tasks")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, log := t.TempDir(), newSaid()
+			dir, log := tempDir(t), newSaid()
 			folder := filepath.Join(dir, "a")
 			hostRepository(t, folder)
 			git(t, folder, "stash", "-q")
@@ -209,7 +209,7 @@ func settle(t *testing.T, s *gitstore.Store, session string) {
 // TestHostsOwnTasksFile has a host with a branch tasks, on which there is a
 // tasks.json that is not ours.
 func TestHostsOwnTasksFile(t *testing.T) {
-	dir, log := t.TempDir(), newSaid()
+	dir, log := tempDir(t), newSaid()
 	folder := filepath.Join(dir, "a")
 	hostRepository(t, folder)
 	s := openStore(t, dir, gitstore.Options{Branch: "other"})

@@ -132,13 +132,23 @@ func fsck(t testing.TB, folder string) {
 	}
 }
 
+// tempDir is a folder for stores. Whatever the test did in it, git must find
+// every repository in it sound at the end.
+func tempDir(t testing.TB) string {
+	dir := t.TempDir()
+	t.Cleanup(func() { fsckAll(t, dir) })
+	return dir
+}
+
 // fsckAll checks every repository below dir.
 func fsckAll(t testing.TB, dir string) {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(dir, "*", ".git"))
-	require.NoError(t, err)
-	for _, path := range found {
-		fsck(t, filepath.Dir(path))
+	for _, pattern := range []string{"*/.git", "*/*/.git"} {
+		found, err := filepath.Glob(filepath.Join(dir, pattern))
+		require.NoError(t, err)
+		for _, path := range found {
+			fsck(t, filepath.Dir(path))
+		}
 	}
 }
 
@@ -148,9 +158,12 @@ func memoryDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "gitstore")
 	if err != nil {
-		return t.TempDir()
+		return tempDir(t)
 	}
-	t.Cleanup(func() { removeAll(t, dir) })
+	t.Cleanup(func() {
+		fsckAll(t, dir)
+		removeAll(t, dir)
+	})
 	return dir
 }
 

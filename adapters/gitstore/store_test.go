@@ -20,15 +20,13 @@ import (
 
 func TestConformance(t *testing.T) {
 	subagenttest.TestStore(t, func(t *testing.T) subagent.Store {
-		dir := t.TempDir()
-		t.Cleanup(func() { fsckAll(t, dir) })
-		return openStore(t, dir, gitstore.Options{})
+		return openStore(t, tempDir(t), gitstore.Options{})
 	})
 }
 
 // TestReopened stores tasks of all kinds and reads them with another Store.
 func TestReopened(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	long := strings.Repeat("0123456789 äöü 🜁\r\n\x00", 1000)
 	ended := live(t, s, newTask("a"), long)
@@ -60,7 +58,7 @@ func TestReopened(t *testing.T) {
 
 // TestFormat is what other programs read.
 func TestFormat(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	task := newTask("a")
 	task.ID = uuid.MustParse("01890a5d-ac96-774b-bcce-b302099a8057")
@@ -89,7 +87,7 @@ func TestFormat(t *testing.T) {
 // TestNewerVersion has a record that a newer version wrote: with keys that are
 // not known, also in known objects, and one with a status that is not known.
 func TestNewerVersion(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "a"), 0o755))
 	odd, known := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
 	path := filepath.Join(dir, "a", "tasks.json")
@@ -131,7 +129,7 @@ func TestNewerVersion(t *testing.T) {
 // TestTextOfARunningTask changes a long text over and over: the file that is
 // referred to stays whole, and the others go.
 func TestTextOfARunningTask(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	task := newTask("a")
 	task.Status = subagent.StatusRunning
@@ -162,7 +160,7 @@ func TestTextOfARunningTask(t *testing.T) {
 }
 
 func TestInvalidText(t *testing.T) {
-	s := openStore(t, t.TempDir(), gitstore.Options{})
+	s := openStore(t, tempDir(t), gitstore.Options{})
 	task := newTask("a")
 	for _, spoil := range []func(*subagent.Task){
 		func(t *subagent.Task) { t.Description = "\xff" },
@@ -183,7 +181,7 @@ func TestInvalidText(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	for _, name := range []string{"", ".", "..", ".hidden", "a/b", `a\b`, "/a", "a..b", "a\x00", "\xff", strings.Repeat("a", 201)} {
 		require.ErrorIs(t, s.Create(t.Context(), newTask(name)), subagent.ErrInvalidRequest, "%q", name)
@@ -192,7 +190,7 @@ func TestNames(t *testing.T) {
 	require.ErrorIs(t, s.Create(t.Context(), newTask("bare")), subagent.ErrInvalidRequest)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o644))
 	require.ErrorIs(t, s.Create(t.Context(), newTask("file")), subagent.ErrInvalidRequest)
-	require.NoError(t, os.Symlink(t.TempDir(), filepath.Join(dir, "link")))
+	require.NoError(t, os.Symlink(tempDir(t), filepath.Join(dir, "link")))
 	require.ErrorIs(t, s.Create(t.Context(), newTask("link")), subagent.ErrInvalidRequest)
 	for _, name := range []string{"a:b", "-rf", "a b", "[a]*", "ä🜁", strings.Repeat("a", 200), "new\nline", "'\"$HOME"} {
 		create(t, s, newTask(name))
@@ -204,7 +202,7 @@ func TestNames(t *testing.T) {
 }
 
 func TestClosed(t *testing.T) {
-	s := openStore(t, t.TempDir(), gitstore.Options{})
+	s := openStore(t, tempDir(t), gitstore.Options{})
 	task := newTask("a")
 	create(t, s, task)
 	require.NoError(t, s.Close())
@@ -223,7 +221,7 @@ func TestClosed(t *testing.T) {
 // TestCloseStoresWhatIsUnderWay closes while calls are under way whose ctx has
 // ended: what they were to store is stored or not, and no goroutine is left.
 func TestCloseStoresWhatIsUnderWay(t *testing.T) {
-	dir := t.TempDir()
+	dir := tempDir(t)
 	s := openStore(t, dir, gitstore.Options{})
 	task := newTask("a")
 	create(t, s, task)
@@ -258,7 +256,7 @@ func (h *held) Rename(from, to string) error {
 // failed, and finds nothing, will not look again.
 func TestWriteUnderWayIsSeenThrough(t *testing.T) {
 	files := &held{reached: make(chan struct{}), release: make(chan struct{})}
-	s, err := gitstore.OpenOn(t.TempDir(), gitstore.Options{}, files)
+	s, err := gitstore.OpenOn(tempDir(t), gitstore.Options{}, files)
 	require.NoError(t, err)
 	defer s.Close()
 	task := newTask("a")
