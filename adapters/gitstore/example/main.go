@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-subagent/subagent"
 	"github.com/go-subagent/subagent/adapters/gitstore"
@@ -86,6 +87,7 @@ func start(dir string, out io.Writer, killAt string) error {
 		fmt.Fprintln(out, lines.Text())
 		if killAt != "" && strings.Contains(lines.Text(), killAt) {
 			killed = true
+			time.Sleep(time.Second) // history follows behind: what it misses now is one commit, "reconcile"
 			if err := cmd.Process.Kill(); err != nil {
 				return err
 			}
@@ -167,7 +169,7 @@ func (p *panel) say(format string, args ...any) {
 }
 
 func (p *panel) PutCard(_ context.Context, c subagent.Card) error {
-	p.say("card: %s: %s", c.Attach.Label, c.Content)
+	p.say("card: %s, %s: %s", c.Attach.Label, c.Attach.Status, c.Content)
 	return nil
 }
 

@@ -28,8 +28,8 @@ func TestExample(t *testing.T) {
 	t.Log(out.String())
 	before, after, ok := strings.Cut(out.String(), "== killed with SIGKILL")
 	require.True(t, ok)
-	require.Contains(t, before, "card: quick 2: done: quick 2")
-	require.Contains(t, before, "card: slow 5: (queued)")
+	require.Contains(t, before, "card: quick 2, completed: done: quick 2")
+	require.Contains(t, before, "card: slow 5, queued: (queued)")
 	require.NotContains(t, before, "notice:", "nothing in the background has ended")
 	after, history, ok := strings.Cut(after, "== git log tasks --")
 	require.True(t, ok)
@@ -37,7 +37,7 @@ func TestExample(t *testing.T) {
 		require.Contains(t, after, "found: "+prompt+" is completed: done: "+prompt+"\n")
 	}
 	for _, prompt := range []string{"slow 3", "slow 4", "slow 5"} {
-		require.Contains(t, after, "card: "+prompt+": Error: worker died before completion\n")
+		require.Contains(t, after, "card: "+prompt+", errored: Error: worker died before completion\n")
 		require.Contains(t, after, "found: "+prompt+" is errored: worker died before completion\n")
 		require.Equal(t, 1, strings.Count(after, "notice: "+prompt+": "), after)
 	}
