@@ -1,18 +1,17 @@
 package web_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/coder/websocket"
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -64,103 +63,64 @@ func ends(want int, last float64, next func() ([]byte, error)) (events int, seq 
 	return events, last, nil
 }
 
-// deafClients are connected to g's server without any buffer between, one over
-// each transport, and take nothing of what they asked for. late reads on the
-// WebSocket.
-func deafClients(g *rig) (late func() ([]byte, error)) {
-	p := newPipes()
-	served := make(chan struct{})
-	server := &http.Server{Handler: g.server.Config.Handler}
-	go func() { // ends with the server; the cleanup waits for it
-		defer close(served)
-		_ = server.Serve(p)
-	}()
-	body := `{"session_id":"s","prompt":"p","wait":true}`
-	for _, request := range []string{
-		"GET /events HTTP/1.1\r\nHost: x\r\n\r\n",
-		"POST /tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 43\r\n\r\n" + body,
-	} {
-		raw := p.dial()
-		g.t.Cleanup(func() { raw.Close() })
-		_, err := io.WriteString(raw, request)
-		require.NoError(g.t, err)
-	}
-	conn, _, err := websocket.Dial(g.t.Context(), "ws://x/ws", &websocket.DialOptions{HTTPClient: p.client()})
-	require.NoError(g.t, err)
-	g.t.Cleanup(func() {
-		conn.CloseNow()
-		_ = server.Close()
-		<-served
-	})
-	require.NoError(g.t, conn.Write(g.t.Context(), websocket.MessageText, []byte(subscribe)))
-	_, _, err = conn.Read(g.t.Context()) // it has subscribed; from now on it is deaf
-	require.NoError(g.t, err)
-	return func() ([]byte, error) {
-		_, data, err := conn.Read(g.t.Context())
-		return data, err
-	}
-}
-
 // Clients that stop reading, one over each transport, while 10 000 events pass
-// and tasks run. Three that read get them all, the tasks go on, and when the
-// deaf one listens again it is told what is live, or finds that it was dropped.
+// and tasks run. Three that read get them all, and nobody waits for the deaf
+// ones: no time passes. When one of them listens again it is told what is live.
 func TestB216_OneDeafClientFreezesNobody(t *testing.T) {
-	want := 10_000
-	if bubble.Race {
-		want = 5000 // still more than are kept
-	}
-	quick := func(context.Context, *subagent.Run) (subagent.Result, error) { return subagent.Result{}, nil }
-	g := newRig(t, subagent.Config{Func: quick, MaxQueued: -1}, web.Options{})
-	late := deafClients(g)
-	sse := g.events("/events")
-	readers := []func() ([]byte, error){sse.line}
-	sse.kind("live_tasks")
-	for range 2 {
-		s := g.dial("/ws")
-		s.call("subscribe", nil)
-		readers = append(readers, func() ([]byte, error) { _, data, err := s.conn.Read(t.Context()); return data, err })
-	}
-	const batch = 100
-	before := g.runner.Stats().Completed
-	events, tasks, last := 0, 0, make([]float64, len(readers))
-	began := time.Now()
-	for ; events < want; tasks += batch {
-		round := time.Now()
-		for range batch {
-			g.spawn(subagent.Request{})
+	bubble.Test(t, func(t *testing.T) {
+		want := 10_000
+		if bubble.Race {
+			want = 5000 // still more than are kept
 		}
-		var all sync.WaitGroup
-		counts := make([]int, len(readers))
-		for i, next := range readers {
-			all.Go(func() { // ends with the batch, which is waited for
-				var err error
-				counts[i], last[i], err = ends(batch, last[i], next)
-				assert.NoError(t, err, "reader %d", i)
-			})
+		p := newPiped(t, subagent.Config{MaxQueued: -1}, web.Options{}, nil)
+		p.deaf(t)
+		late := p.subscribed(t) // from now on it is deaf
+		synctest.Wait()         // what they have asked for was done
+		sse, err := p.http.Get("http://x/events")
+		require.NoError(t, err)
+		defer sse.Body.Close()
+		readers := []func() ([]byte, error){(&events{lines: bufio.NewScanner(sse.Body)}).line}
+		_, err = readers[0]() // what is live
+		require.NoError(t, err)
+		for range 2 {
+			conn := p.subscribed(t)
+			readers = append(readers, func() ([]byte, error) { _, data, err := conn.Read(t.Context()); return data, err })
 		}
-		all.Wait()
-		require.False(t, t.Failed())
-		require.Less(t, time.Since(round), 8*time.Second, "a client that takes nothing is given 10")
-		require.Equal(t, []int{counts[0], counts[0], counts[0]}, counts)
-		events += counts[0]
-	}
-	t.Logf("%d events of %d tasks in %v beside clients that do not read", events, tasks, time.Since(began))
-	require.EqualValues(t, tasks, g.runner.Stats().Completed-before)
-	for {
-		data, err := late()
-		if err != nil {
-			require.NotErrorIs(t, err, context.DeadlineExceeded)
-			t.Log("it was dropped:", err)
-			return
+		const batch = 100
+		before, began := p.runner.Stats().Completed, time.Now()
+		seen, tasks, last := 0, 0, make([]float64, len(readers))
+		for ; seen < want; tasks += batch {
+			for range batch {
+				_, err := p.runner.Spawn(t.Context(), subagent.Request{ParentSessionID: "s", Description: "work"})
+				require.NoError(t, err)
+			}
+			var all sync.WaitGroup
+			counts := make([]int, len(readers))
+			for i, next := range readers {
+				all.Go(func() { // ends with the batch, which is waited for
+					var err error
+					counts[i], last[i], err = ends(batch, last[i], next)
+					assert.NoError(t, err, "reader %d", i)
+				})
+			}
+			all.Wait()
+			require.False(t, t.Failed())
+			require.Equal(t, []int{counts[0], counts[0], counts[0]}, counts)
+			seen += counts[0]
 		}
-		var f glance
-		require.NoError(t, json.Unmarshal(data, &f))
-		if f.Type == "live_tasks" {
-			require.False(t, f.Resumed)
-			t.Log("it has lagged")
-			return
+		require.Zero(t, time.Since(began))
+		require.EqualValues(t, tasks, p.runner.Stats().Completed-before)
+		for {
+			_, data, err := late.Read(t.Context())
+			require.NoError(t, err)
+			var f glance
+			require.NoError(t, json.Unmarshal(data, &f))
+			if f.Type == "live_tasks" {
+				require.False(t, f.Resumed)
+				return
+			}
 		}
-	}
+	})
 }
 
 // watchers look at everything that a client can be sent without asking again:

@@ -3,7 +3,6 @@ package web_test
 import (
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -27,13 +26,12 @@ func TestB030_B037_AStopInThePanelReachesEverybody(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, subagent.StatusCancelled, end.Status)
 			require.Equal(t, subagent.ReasonUser, end.Reason)
+			require.False(t, end.Detached, "its Func was told, not given up")
 		})
 	}
-	asked := time.Now()
 	answer := panel.call("cancel_task", object{"task_id": task.ID.String(), "reason": "too dear"})
 	require.Nil(t, answer["error"], "%v", answer)
 	waiters.Wait()
-	require.Less(t, time.Since(asked), patience)
 	shown := panel.status(task.ID.String(), subagent.StatusCancelled)["task"].(object)
 	row, err := store.Get(t.Context(), task.ID)
 	require.NoError(t, err)

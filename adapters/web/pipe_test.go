@@ -2,11 +2,14 @@ package web_test
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"sync"
 	"testing"
 
+	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
@@ -65,7 +68,8 @@ func (c *watchedConn) Close() error {
 // piped is a Runner behind a server on pipes.
 type piped struct {
 	*pipes
-	http *http.Client
+	runner *subagent.Runner
+	http   *http.Client
 }
 
 func newPiped(t *testing.T, cfg subagent.Config, o web.Options, limits func(*http.Server)) *piped {
@@ -92,5 +96,32 @@ func newPiped(t *testing.T, cfg subagent.Config, o web.Options, limits func(*htt
 		_ = server.Close()
 		<-served
 	})
-	return &piped{p, client}
+	return &piped{p, runner, client}
+}
+
+// subscribed is a WebSocket client that was told what is live.
+func (p *piped) subscribed(t *testing.T) *websocket.Conn {
+	conn, _, err := websocket.Dial(t.Context(), "ws://x/ws", &websocket.DialOptions{HTTPClient: p.http})
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.CloseNow() })
+	conn.SetReadLimit(1 << 20)
+	require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(subscribe)))
+	_, _, err = conn.Read(t.Context())
+	require.NoError(t, err)
+	return conn
+}
+
+// deaf are clients that ask for something over HTTP and take nothing of it.
+func (p *piped) deaf(t *testing.T) {
+	body := `{"session_id":"s","prompt":"p","wait":true}`
+	for _, request := range []string{
+		"GET /events HTTP/1.1\r\nHost: x\r\n\r\n",
+		"GET /tasks HTTP/1.1\r\nHost: x\r\n\r\n",
+		fmt.Sprintf("POST /tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body),
+	} {
+		raw := p.dial()
+		t.Cleanup(func() { raw.Close() })
+		_, err := io.WriteString(raw, request)
+		require.NoError(t, err)
+	}
 }

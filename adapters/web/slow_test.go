@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -108,17 +107,7 @@ func TestClientIsDropped(t *testing.T) {
 		require.NoError(t, err)
 		defer conn.CloseNow()
 		require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(subscribe)))
-		body := `{"session_id":"s","prompt":"p","wait":true}`
-		for _, request := range []string{
-			"GET /events HTTP/1.1\r\nHost: x\r\n\r\n",
-			"GET /tasks HTTP/1.1\r\nHost: x\r\n\r\n",
-			"POST /tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 43\r\n\r\n" + body,
-		} {
-			raw := p.dial()
-			defer raw.Close()
-			_, err = io.WriteString(raw, request)
-			require.NoError(t, err)
-		}
+		p.deaf(t)
 		for range 4 {
 			<-p.closed
 		}
