@@ -12,19 +12,25 @@ import (
 	"github.com/go-subagent/subagent"
 )
 
+// limits are how many slots there are where it may matter.
+var limits = []int{1, slots, 64}
+
 // BenchmarkAcquire takes a slot that is free and gives it back. The least that
 // this can cost is two pairs of Lock and Unlock, and one allocation for a
 // release func that is good for one call only.
 func BenchmarkAcquire(b *testing.B) {
-	b.Run("of=capacity", acquireCapacity)
-	b.Run("of=mutex", func(b *testing.B) { acquireMutex(b, false) })
-	b.Run("of=mutex-func", func(b *testing.B) { acquireMutex(b, true) })
-	b.Run("of=semaphore", acquireSemaphore)
-	b.Run("of=channel", acquireChannel)
+	for _, limit := range limits {
+		of := fmt.Sprintf("limit=%d/of=", limit)
+		b.Run(of+"capacity", func(b *testing.B) { acquireCapacity(b, limit) })
+		b.Run(of+"mutex", func(b *testing.B) { acquireMutex(b, limit, false) })
+		b.Run(of+"mutex-func", func(b *testing.B) { acquireMutex(b, limit, true) })
+		b.Run(of+"semaphore", func(b *testing.B) { acquireSemaphore(b, limit) })
+		b.Run(of+"channel", func(b *testing.B) { acquireChannel(b, limit) })
+	}
 }
 
-func acquireCapacity(b *testing.B) {
-	c, ctx := subagent.NewCapacity(slots, 0), context.Background()
+func acquireCapacity(b *testing.B, limit int) {
+	c, ctx := subagent.NewCapacity(limit, 0), context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
 		release, err := c.Acquire(ctx)
@@ -33,9 +39,9 @@ func acquireCapacity(b *testing.B) {
 	}
 }
 
-// acquireMutex counts up and down under a lock, the latter by a func that is
-// always the same or a new one each time.
-func acquireMutex(b *testing.B, allocate bool) {
+// acquireMutex counts up to limit and down under a lock, the latter by a func
+// that is always the same or a new one each time.
+func acquireMutex(b *testing.B, limit int, allocate bool) {
 	var mu sync.Mutex
 	counter := 0
 	down := func(by int) func() { return func() { counter -= by } }
@@ -43,6 +49,9 @@ func acquireMutex(b *testing.B, allocate bool) {
 	b.ReportAllocs()
 	for b.Loop() {
 		mu.Lock()
+		if counter == limit {
+			b.Fatal("no slot is free")
+		}
 		counter++
 		mu.Unlock()
 		if allocate {
@@ -54,8 +63,8 @@ func acquireMutex(b *testing.B, allocate bool) {
 	}
 }
 
-func acquireSemaphore(b *testing.B) {
-	s, ctx := semaphore.NewWeighted(slots), context.Background()
+func acquireSemaphore(b *testing.B, limit int) {
+	s, ctx := semaphore.NewWeighted(int64(limit)), context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
 		must(b, s.Acquire(ctx, 1))
@@ -63,8 +72,8 @@ func acquireSemaphore(b *testing.B) {
 	}
 }
 
-func acquireChannel(b *testing.B) {
-	s := make(chan struct{}, slots)
+func acquireChannel(b *testing.B, limit int) {
+	s := make(chan struct{}, limit)
 	b.ReportAllocs()
 	for b.Loop() {
 		s <- struct{}{}
@@ -75,48 +84,36 @@ func acquireChannel(b *testing.B) {
 // BenchmarkHandOff passes slots on among many goroutines. Each yields while it
 // holds one, so that the line is never empty and each release is a hand-off;
 // the yield is part of what is measured, for the peers as well. A channel can
-// be waited for bare, or in a select with the end of a ctx as Acquire does.
+// be waited for bare, or in a select with the end of a ctx as Acquire does: a
+// row that is called -ctx has such a one for its floor.
 func BenchmarkHandOff(b *testing.B) {
-	b.Run("of=capacity", func(b *testing.B) { handOffCapacity(b, context.Background()) })
-	b.Run("of=channel", handOffChannel)
-	b.Run("of=capacity-ctx", func(b *testing.B) { handOffCapacity(b, b.Context()) })
-	b.Run("of=channel-ctx", func(b *testing.B) { handOffSelect(b, b.Context()) })
-	b.Run("of=semaphore-ctx", func(b *testing.B) { handOffSemaphore(b, b.Context()) })
+	background, ctx := context.Background(), b.Context()
+	b.Run("of=capacity", func(b *testing.B) { handOffCapacity(b, background, slots, workers) })
+	b.Run("of=channel", func(b *testing.B) { handOffChannel(b, slots, workers) })
+	b.Run("of=capacity-ctx", func(b *testing.B) { handOffCapacity(b, ctx, slots, workers) })
+	b.Run("of=channel-ctx", func(b *testing.B) { handOffSelect(b, ctx) })
+	b.Run("of=semaphore-ctx", func(b *testing.B) { handOffSemaphore(b, ctx, slots, workers) })
 }
 
 // BenchmarkHandOffGrowth is HandOff with other numbers of slots and goroutines.
 func BenchmarkHandOffGrowth(b *testing.B) {
-	for _, limit := range []int{1, 4, 64} {
+	background := context.Background()
+	for _, limit := range limits {
 		for _, waiters := range []int{10, 100, 1000, 10_000} {
 			if waiters <= limit {
 				continue // nobody would wait
 			}
-			name := fmt.Sprintf("limit=%d/waiters=%d", limit, waiters)
-			b.Run(name+"/of=capacity", func(b *testing.B) {
-				c, ctx := subagent.NewCapacity(limit, -1), context.Background()
-				share(b, waiters, func() {
-					release, err := c.Acquire(ctx)
-					if err == nil {
-						runtime.Gosched()
-						release()
-					}
-				})
-			})
-			b.Run(name+"/of=channel", func(b *testing.B) {
-				s := make(chan struct{}, limit)
-				share(b, waiters, func() {
-					s <- struct{}{}
-					runtime.Gosched()
-					<-s
-				})
-			})
+			of := fmt.Sprintf("limit=%d/waiters=%d/of=", limit, waiters)
+			b.Run(of+"capacity", func(b *testing.B) { handOffCapacity(b, background, limit, waiters) })
+			b.Run(of+"channel", func(b *testing.B) { handOffChannel(b, limit, waiters) })
+			b.Run(of+"semaphore", func(b *testing.B) { handOffSemaphore(b, background, limit, waiters) })
 		}
 	}
 }
 
-func handOffCapacity(b *testing.B, ctx context.Context) {
-	c := subagent.NewCapacity(slots, -1)
-	compete(b, func() {
+func handOffCapacity(b *testing.B, ctx context.Context, limit, waiters int) {
+	c := subagent.NewCapacity(limit, -1)
+	share(b, waiters, func() {
 		release, err := c.Acquire(ctx)
 		if err == nil {
 			runtime.Gosched()
@@ -125,9 +122,9 @@ func handOffCapacity(b *testing.B, ctx context.Context) {
 	})
 }
 
-func handOffChannel(b *testing.B) {
-	s := make(chan struct{}, slots)
-	compete(b, func() {
+func handOffChannel(b *testing.B, limit, waiters int) {
+	s := make(chan struct{}, limit)
+	share(b, waiters, func() {
 		s <- struct{}{}
 		runtime.Gosched()
 		<-s
@@ -136,7 +133,7 @@ func handOffChannel(b *testing.B) {
 
 func handOffSelect(b *testing.B, ctx context.Context) {
 	s := make(chan struct{}, slots)
-	compete(b, func() {
+	share(b, workers, func() {
 		select {
 		case s <- struct{}{}:
 			runtime.Gosched()
@@ -146,9 +143,9 @@ func handOffSelect(b *testing.B, ctx context.Context) {
 	})
 }
 
-func handOffSemaphore(b *testing.B, ctx context.Context) {
-	s := semaphore.NewWeighted(slots)
-	compete(b, func() {
+func handOffSemaphore(b *testing.B, ctx context.Context, limit, waiters int) {
+	s := semaphore.NewWeighted(int64(limit))
+	share(b, waiters, func() {
 		if s.Acquire(ctx, 1) == nil {
 			runtime.Gosched()
 			s.Release(1)

@@ -92,11 +92,7 @@ func spawn(b *testing.B, r *subagent.Runner, n int) []uuid.UUID {
 	return ids
 }
 
-// compete shares b.N operations out among as many goroutines as there are
-// workers, and waits for them.
-func compete(b *testing.B, op func()) { share(b, workers, op) }
-
-// share is compete for any number of goroutines.
+// share shares b.N operations out among as many goroutines, and waits for them.
 func share(b *testing.B, goroutines int, op func()) {
 	b.ReportAllocs()
 	var done sync.WaitGroup
