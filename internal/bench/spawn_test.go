@@ -11,23 +11,25 @@ import (
 )
 
 // BenchmarkSpawnToDone is the whole life of a task whose Func does nothing, one
-// after the other, in a store that is full.
+// after the other, in a store that is full. The floor of its ratios is pond,
+// the peer that comes nearest: it queues without bound and gives a handle. A
+// bare goroutine is what lies under all of them.
 func BenchmarkSpawnToDone(b *testing.B) {
-	b.Run("of=run", func(b *testing.B) { runOneByOne(b, subagent.Config{Func: nothing}) })
+	b.Run("of=run", func(b *testing.B) { runOneByOne(b, newSteadyRunner(b, subagent.Config{Func: nothing})) })
 	b.Run("of=spawn-wait", spawnOneByOne)
 	b.Run("of=pond", submitOneByOne)
 	b.Run("of=go", goOneByOne)
 	peers(b, doneOneByOne)
-	b.Run("of=run-subscriber", runWithSubscriber)
-	b.Run("of=run-crowd", runAmongMany)
-	b.Run("of=run-cards", func(b *testing.B) { runOneByOne(b, subagent.Config{Func: nothing, Cards: ignorant{}}) })
 	b.Run("of=run-store", func(b *testing.B) {
-		runOneByOne(b, subagent.Config{Func: nothing, Store: foreign{subagent.NewMemoryStore()}})
+		runOneByOne(b, newSteadyRunner(b, subagent.Config{Func: nothing, Store: foreign{subagent.NewMemoryStore()}}))
 	})
+	inCompany(b, "run", runOneByOne)
 }
 
-func runOneByOne(b *testing.B, cfg subagent.Config) {
-	r := newSteadyRunner(b, cfg)
+// foreign hides that a store is a MemoryStore: the Runner guards every call.
+type foreign struct{ subagent.Store }
+
+func runOneByOne(b *testing.B, r *subagent.Runner) {
 	b.ReportAllocs()
 	for b.Loop() {
 		_, err := r.Run(context.Background(), request())
@@ -55,75 +57,27 @@ func submitOneByOne(b *testing.B) {
 	}
 }
 
-// goOneByOne is the floor under all of them: a goroutine, and word of its end.
+// goOneByOne is a goroutine, and word of its end.
 func goOneByOne(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		done := make(chan struct{})
-		go close(done)
+		go close(done) // its end is waited for
 		<-done
 	}
 }
 
-// runWithSubscriber has somebody read every event as it comes.
-func runWithSubscriber(b *testing.B) {
-	runRead(b, newSteadyRunner(b, subagent.Config{Func: nothing}))
-}
-
-func runRead(b *testing.B, r *subagent.Runner) {
-	s := r.Subscribe(subagent.Filter{})
-	over := make(chan struct{})
-	go func() { // ends when s is closed; the deferred func waits for it
-		defer close(over)
-		for {
-			if _, err := s.Next(context.Background()); err != nil {
-				return
-			}
-		}
-	}()
-	defer func() {
-		s.Close()
-		<-over
-	}()
-	b.ReportAllocs()
-	for b.Loop() {
-		_, err := r.Run(context.Background(), request())
-		must(b, err)
-	}
-}
-
-// runAmongMany has somebody read every event, and cards put, while liveTasks
-// others run. There are slots for those, and the usual ones besides.
-func runAmongMany(b *testing.B) {
-	r := newSteadyRunner(b, subagent.Config{
-		Func: nothing, Cards: ignorant{}, Capacity: subagent.NewCapacity(liveTasks+slots, -1),
-	})
-	held := request()
-	held.Func = untilStopped
-	for range liveTasks {
-		_, err := r.Spawn(context.Background(), held)
-		must(b, err)
-	}
-	runRead(b, r)
-}
-
-const liveTasks = 5000
-
-// ignorant is a sink that does nothing with a card.
-type ignorant struct{}
-
-func (ignorant) PutCard(context.Context, subagent.Card) error { return nil }
-
-// foreign hides that a store is a MemoryStore: the Runner guards every call.
-type foreign struct{ subagent.Store }
-
 // BenchmarkBurst spawns all its tasks at once, at most burst of them, and then
-// waits for all. What it counts is per task.
+// waits for all. What it counts is per task. Its floor is pond, as above.
 func BenchmarkBurst(b *testing.B) {
-	b.Run("of=runner", burstRunner)
+	b.Run("of=runner", func(b *testing.B) { burstRunner(b, newSteadyRunner(b, subagent.Config{Func: nothing})) })
 	b.Run("of=pond", burstPond)
 	b.Run("of=pond-group", burstPondGroup)
+	b.Run("of=go", func(b *testing.B) {
+		burstOf(b, func(f func()) { go f() }) // ends with f, which the row waits for
+	})
 	peers(b, burstOf)
+	inCompany(b, "runner", burstRunner)
 }
 
 const burst = 10_000
@@ -138,8 +92,7 @@ func inBursts(b *testing.B, do func(n int)) {
 	b.StopTimer()
 }
 
-func burstRunner(b *testing.B) {
-	r := newSteadyRunner(b, subagent.Config{Func: nothing})
+func burstRunner(b *testing.B, r *subagent.Runner) {
 	ids := make([]uuid.UUID, 0, burst)
 	inBursts(b, func(n int) {
 		ids = ids[:0]
