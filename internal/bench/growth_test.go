@@ -13,7 +13,7 @@ import (
 )
 
 // BenchmarkGrowth is a burst of n tasks, from the first spawn until all have
-// been awaited; ns/op is per task, and should not rise with n.
+// been awaited; all that it reports is per task, and should not rise with n.
 func BenchmarkGrowth(b *testing.B) {
 	for _, n := range []int{1000, 10_000, 100_000, million} {
 		b.Run(fmt.Sprintf("tasks=%d/of=runner", n), func(b *testing.B) {
@@ -22,13 +22,19 @@ func BenchmarkGrowth(b *testing.B) {
 			}
 			rounds := 0
 			r := newRunner(b, subagent.Config{Func: nothing})
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
 			start := time.Now()
 			for b.Loop() {
 				rounds++
 				_, err := r.Await(context.Background(), subagent.AwaitAll, spawn(b, r, n)...)
 				must(b, err)
 			}
-			b.ReportMetric(float64(time.Since(start).Nanoseconds())/float64(rounds*n), "ns/op")
+			took, tasks := time.Since(start), float64(rounds*n)
+			runtime.ReadMemStats(&after)
+			b.ReportMetric(float64(took.Nanoseconds())/tasks, "ns/op")
+			b.ReportMetric(float64(after.TotalAlloc-before.TotalAlloc)/tasks, "B/op")
+			b.ReportMetric(float64(after.Mallocs-before.Mallocs)/tasks, "allocs/op")
 		})
 	}
 }
@@ -45,6 +51,7 @@ func BenchmarkCollection(b *testing.B) {
 }
 
 func collect(b *testing.B) {
+	runtime.GC() // of what others have left
 	for b.Loop() {
 		runtime.GC()
 	}

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -152,7 +153,9 @@ func cancelSeenByGoroutine(b *testing.B) {
 	took.report(b)
 }
 
-// BenchmarkQueuePosition asks for the place of tasks all over a line of 100 000.
+// BenchmarkQueuePosition asks for the place of tasks all over a line of
+// 100 000. of=map finds a number in a map behind a mutex, as if places were kept
+// there and not changed by whoever leaves the line.
 func BenchmarkQueuePosition(b *testing.B) {
 	r, ids := newCrowdedRunner(b, crowd)
 	next := roundAbout(ids)
@@ -164,6 +167,25 @@ func BenchmarkQueuePosition(b *testing.B) {
 			}
 		}
 	})
+	b.Run("of=map", func(b *testing.B) { positionInMap(b, ids) })
+}
+
+func positionInMap(b *testing.B, ids []uuid.UUID) {
+	var mu sync.Mutex
+	places := make(map[uuid.UUID]int, len(ids))
+	for i, id := range ids {
+		places[id] = i + 1
+	}
+	next := roundAbout(ids)
+	b.ReportAllocs()
+	for b.Loop() {
+		mu.Lock()
+		place := places[next()]
+		mu.Unlock()
+		if place == 0 {
+			b.Fatal("it has no place")
+		}
+	}
 }
 
 // crowd is how many live tasks there are where there are many.
