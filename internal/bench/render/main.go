@@ -2,7 +2,7 @@
 // benchmarks print, between the two marks that stand there:
 //
 //	cd internal/bench
-//	go test -run '^$' -bench . -benchmem -count 6 -timeout 90m >new.txt
+//	go test -run '^$' -bench . -benchmem -cpu 1,2 -count 6 -timeout 3h >new.txt
 //	go run ./render -page ../../docs/performance.md <new.txt
 package main
 
@@ -23,11 +23,21 @@ import (
 const begin, end = "<!-- measured -->\n", "<!-- /measured -->\n"
 
 // floors are the rows that the others of their benchmark are a ratio to.
-// Where none is named it is the first.
+// Where none is named it is the first. For a row that is called -ctx it is the
+// one that is called so too.
 var floors = map[string]string{
 	"Acquire": "mutex", "HandOff": "channel", "SpawnToDone": "pond", "Burst": "pond", "CancelQueued": "100",
-	"CancelSeen": "context", "Get": "map", "EventSeen": "channel", "Collection": "empty",
+	"CancelSeen": "context", "Get": "map", "List": "copy", "QueuePosition": "map", "EventSeen": "channel", "Collection": "empty",
 }
+
+// less is what the peers of SpawnToDone and Burst do not do: their rows say so.
+var less = map[string]string{
+	"go": "any number run at once; no handle, id or state", "workerpool": "no handle, id or state",
+	"pond": "no id or state", "pond-group": "one handle for all; no id or state",
+	"ants-blocks": blocks, "conc-blocks": blocks, "errgroup-blocks": blocks, "channel-blocks": blocks,
+}
+
+const blocks = "blocks the submitter; no handle, id or state"
 
 func main() {
 	page := flag.String("page", "", "the file whose tables are rewritten; without it they are printed")
@@ -134,6 +144,9 @@ func render(in io.Reader, now time.Time) (string, error) {
 			}
 		}
 		slices.Sort(besides)
+		if s := less[r.of]; s != "" {
+			besides = append(besides, s)
+		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", r.bench, r.of, cell(r.procs, "1"), ratio,
 			r.cell("ns/op"), r.cell("B/op"), r.cell("allocs/op"), strings.Join(besides, ", "))
 	}
@@ -151,6 +164,9 @@ func floorOf(r *row, rows []*row) *row {
 		}
 	}
 	want := floors[strings.TrimSuffix(name, "Growth")]
+	if strings.HasSuffix(r.of, "-ctx") {
+		want += "-ctx"
+	}
 	for _, f := range rows {
 		if f.bench == r.bench && f.procs == r.procs && (f.of == want || want == "") {
 			return f
