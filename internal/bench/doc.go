@@ -3,10 +3,11 @@
 // module of its own, so that the peers are nobody's dependencies.
 //
 //	cd internal/bench
-//	go test -run '^$' -bench . -benchmem -count 6 | tee new.txt
+//	go test -run '^$' -bench . -benchmem -count 6 -timeout 3h | tee new.txt
 //
-// takes about a quarter of an hour and 4 GB of memory; add -short to leave out
-// the rows with a million tasks. A single row, or one row's peer:
+// takes about half an hour and 4 GB of memory, and twice as long with -cpu 1,2;
+// add -short to leave out the rows with a million tasks. A single row, or one
+// row's peer:
 //
 //	go test -run '^$' -bench 'Burst' -benchmem -count 6
 //	go test -run '^$' -bench 'Burst/of=pond' -benchmem -count 6
