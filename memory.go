@@ -46,6 +46,9 @@ const maxSpare = 1024
 type row struct {
 	id   uuid.UUID // beside task: a search looks at many rows and at few tasks
 	task *Task
+	// status is tallyOf(task.Status), for the same reason: each look at a task
+	// misses the processor's caches.
+	status int8
 }
 
 const (
@@ -267,14 +270,17 @@ func (m *MemoryStore) listed(f Filter) (tasks []*Task) {
 func (m *MemoryStore) collect(f *Filter) (batch []*Task, more bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	scanned := 0
+	scanned, wanted := 0, uint(0)
+	for _, s := range f.Statuses {
+		wanted |= 1 << tallyOf(s)
+	}
 	for r := range m.scanLocked(f) {
 		if scanned == listScan || len(batch) == listBatch {
 			return batch, true
 		}
 		scanned++
 		f.After = r.id
-		if !f.match(r.task) {
+		if wanted != 0 && wanted>>r.status&1 == 0 || !f.match(r.task) {
 			continue
 		}
 		batch = append(batch, r.task)
@@ -325,7 +331,7 @@ func (m *MemoryStore) vacantLocked(tasks []*Task) error {
 
 func (m *MemoryStore) insertLocked(t *Task) {
 	r := m.rowLocked()
-	r.id, r.task = t.ID, t
+	r.id, r.task, r.status = t.ID, t, tallyOf(t.Status)
 	m.rows[t.ID] = r
 	m.all.Insert(r)
 	m.sessions.Insert(t.ParentSessionID, r)
@@ -360,7 +366,7 @@ func (m *MemoryStore) rowLocked() *row {
 func (m *MemoryStore) replaceLocked(r *row, t *Task) {
 	m.uncountLocked(r)
 	old := r.task
-	r.task = t
+	r.task, r.status = t, tallyOf(t.Status)
 	if old.ParentTaskID != t.ParentTaskID {
 		m.children.Delete(old.ParentTaskID, r)
 		m.children.Insert(t.ParentTaskID, r)

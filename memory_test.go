@@ -362,3 +362,22 @@ func TestMemoryStoreLeases(t *testing.T) {
 		}
 	})
 }
+
+// Two states of a newer version are listed each by itself, beside a known one.
+func TestMemoryStoreListsStatesThatItDoesNotKnow(t *testing.T) {
+	m := subagent.NewMemoryStore()
+	create(t, m, storeTask("paused"), storeTask("parked"), storeTask(subagent.StatusRunning))
+	for _, states := range [][]subagent.Status{
+		{"paused"}, {"parked"}, {"paused", "parked"}, {"paused", subagent.StatusRunning}, {subagent.StatusRunning}, {"else"},
+	} {
+		var found []subagent.Status
+		for task, err := range m.List(t.Context(), subagent.Filter{Statuses: states}) {
+			require.NoError(t, err)
+			found = append(found, task.Status)
+		}
+		if states[0] == "else" {
+			states = nil
+		}
+		require.Equal(t, states, found)
+	}
+}
