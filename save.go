@@ -365,7 +365,7 @@ func (e *execution) save() {
 		}
 		if err == nil {
 			e.showLocked(row)
-			mine = d.end != nil && d.end.wrote(row, r.id)
+			mine = mine || d.end != nil && d.end.wrote(row, r.id) // a later edit finds the end of an earlier one
 		}
 		e.forgotten = e.forgotten || gone(err)
 		if rest.want == d { // else something was added meanwhile
