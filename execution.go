@@ -390,8 +390,9 @@ func (e *execution) settle(d *edit) {
 	}
 	row, _, err := e.write(d, time.Until(by))
 	e.stage()
+	missing := gone(err)
 	e.mu.Lock()
-	unsaved := e.showEndLocked(d, row, err)
+	unsaved := e.showEndLocked(d, row, missing)
 	e.mu.Unlock()
 	if unsaved != nil {
 		e.saveLater(unsaved, err)
@@ -405,14 +406,11 @@ func (e *execution) settle(d *edit) {
 
 // showEndLocked makes the end visible: the stored one, which is another's if
 // he was first, or, if the store failed, the one that is still to be stored.
-func (e *execution) showEndLocked(d *edit, row *Task, err error) (unsaved *edit) {
-	switch {
-	case err == nil:
+func (e *execution) showEndLocked(d *edit, row *Task, missing bool) (unsaved *edit) {
+	if row != nil {
 		e.showLocked(row)
-	case gone(err):
-		e.forgotten = true
-		fallthrough
-	default:
+	} else {
+		e.forgotten = e.forgotten || missing
 		t := new(Task)
 		*t = *e.task
 		if d.apply(t) {

@@ -105,7 +105,7 @@ func (r *Runner) watch(w Watcher) {
 	})
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		start := time.Now()
-		err := protect(func() error { return w.Watch(withoutRun(ctx), r.id, func(t Task) { r.heard(ctx, &t) }) })
+		err := protect(func() error { return w.Watch(ctx, r.id, func(t Task) { r.heard(ctx, &t) }) })
 		if ctx.Err() != nil {
 			return
 		}

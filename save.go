@@ -82,12 +82,21 @@ func (e *execution) saveNow() {
 // callKey finds, in the ctx of a call of ours, the execution that it is for.
 type callKey struct{}
 
-// callContext is what a store, sink or notifier gets: the values of Spawn's
-// ctx without its Run, for what these calls do is not the task's doing.
+// callContext is what a store, sink or notifier gets: the values of the host's
+// ctx without its Run, for what these calls do is not the task's doing. Whoever
+// makes the call ends it: package context would ask the host's ctx, which is
+// foreign code, on goroutines where a panic is the end of the process; and one
+// with a deadline need not end, as the ctx of a Func that is over.
 type callContext struct {
 	context.Context
 	e *execution
 }
+
+func (callContext) Done() <-chan struct{} { return nil }
+
+func (callContext) Err() error { return nil }
+
+func (callContext) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 func (c callContext) Value(key any) any {
 	switch key {
@@ -99,27 +108,29 @@ func (c callContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// guard calls foreign code and comes back when it has answered, when ctx ends,
-// or after the time it may take: whatever that code does. It turns a panic
-// into an error. A call that does not answer goes on alone, on a goroutine
+// guard calls foreign code and comes back when it has answered, when host's ctx
+// ends, or after the time it may take: whatever that code does. It turns a
+// panic into an error. A call that does not answer goes on alone, on a goroutine
 // that ends when it does; late (if not nil) is told then, for even one that
-// fails may have done something.
-func guard[T any](ctx context.Context, within time.Duration, call func(context.Context) (T, error), late func()) (T, error) {
+// fails may have done something. Done of host's ctx is asked before the call is
+// made, and may panic: see asked.
+func guard[T any](host callContext, within time.Duration, call func(context.Context) (T, error), late func()) (T, error) {
 	type answer struct {
-		v   T
-		err error
+		v       T
+		err     error
+		overdue bool // its error says that its ctx has ended
 	}
 	const open, answered, abandoned = 0, 1, 2
 	var (
 		state atomic.Int32
 		reply = make(chan answer, 1)
+		over  = host.Context.Done()
 	)
-	outer := ctx
-	ctx, cancel := context.WithTimeout(outer, within)
+	ctx, cancel := context.WithTimeout(host, within)
 	// Whether the call says so or is left alone, the error is the same.
 	outOfTime := func() error {
-		if err := outer.Err(); err != nil {
-			return err
+		if isClosed(over) {
+			return ended(host.Context)
 		}
 		return fmt.Errorf("no answer within %v: %w", within, context.DeadlineExceeded)
 	}
@@ -136,41 +147,75 @@ func guard[T any](ctx context.Context, within time.Duration, call func(context.C
 				late()
 			}
 		}()
-		a.v, a.err = call(ctx)
+		v, err := call(ctx)
+		a = answer{v, sound(err), ctx.Err() != nil && errors.Is(err, ctx.Err())}
 	}()
-	var a answer
 	select {
-	case a = <-reply:
 	case <-ctx.Done():
-		if state.CompareAndSwap(open, abandoned) {
-			return a.v, outOfTime()
-		}
-		a = <-reply
+	case <-over:
+		cancel()
+	case a := <-reply:
+		reply <- a
 	}
-	if a.err != nil && ctx.Err() != nil && errors.Is(a.err, ctx.Err()) {
+	if state.CompareAndSwap(open, abandoned) {
+		var none T
+		return none, outOfTime()
+	}
+	a := <-reply
+	if a.overdue {
 		a.err = outOfTime()
 	}
 	return a.v, a.err
 }
 
-// endless is ctx without its end.
+// sound is err, of which everything was asked that will be: an error is foreign
+// code too, and here a panic is caught.
+func sound(err error) error {
+	for _, target := range [...]error{ErrNotFound, ErrTaskExists, context.Canceled, context.DeadlineExceeded} {
+		errors.Is(err, target)
+	}
+	errors.As(err, new(*panicError))
+	return err
+}
+
+// ended is why the host's ctx has ended, whose Done is closed. It is asked in the
+// middle of our work: that it panics, or knows no reason, is a reason.
+func ended(ctx context.Context) error {
+	if err := protect(ctx.Err); err != nil {
+		return err
+	}
+	return context.Canceled
+}
+
+// askedContext is the host's ctx where a panic would leave something half done:
+// its Done was asked before. What else is asked there cannot do harm.
+type askedContext struct {
+	context.Context
+	done <-chan struct{}
+}
+
+func asked(ctx context.Context) context.Context { return &askedContext{ctx, ctx.Done()} }
+
+func (c *askedContext) Done() <-chan struct{} { return c.done }
+
+// endless is ctx without its end. It asks ctx nothing.
 func endless(ctx context.Context) context.Context {
-	if ctx.Done() == nil {
-		return ctx
+	if ctx == context.Background() {
+		return ctx // to spare an allocation
 	}
 	return context.WithoutCancel(ctx)
 }
 
 // withoutRun makes ctx one for a call of ours.
-func withoutRun(ctx context.Context) context.Context {
-	if _, ours := ctx.(callContext); ours {
-		return ctx
+func withoutRun(ctx context.Context) callContext {
+	if c, ours := ctx.(callContext); ours {
+		return c
 	}
 	return callContext{ctx, nil}
 }
 
 // callCtx is the ctx for a call about e.
-func (e *execution) callCtx() context.Context { return callContext{e.ctx, e} }
+func (e *execution) callCtx() callContext { return callContext{e.ctx, e} }
 
 // protect runs foreign code that is not to be left alone, on a goroutine that
 // it waits for, so that neither a panic nor runtime.Goexit is more than an
@@ -185,7 +230,7 @@ func protect(call func() error) error {
 			}
 			reply <- err
 		}()
-		err = call()
+		err = sound(call())
 	}()
 	return <-reply
 }
@@ -353,8 +398,9 @@ func (e *execution) save() {
 		d := rest.want
 		e.mu.Unlock()
 		row, _, err := e.write(d, r.cfg.StoreTimeout)
+		missing := gone(err)
 		e.mu.Lock()
-		if err != nil && !gone(err) {
+		if err != nil && !missing {
 			rest.saving.state = workIdle
 			if !r.final.Load() {
 				rest.saving.scheduleLocked(e.save)
@@ -367,7 +413,7 @@ func (e *execution) save() {
 			e.showLocked(row)
 			mine = mine || d.end != nil && d.end.wrote(row, r.id) // a later edit finds the end of an earlier one
 		}
-		e.forgotten = e.forgotten || gone(err)
+		e.forgotten = e.forgotten || missing
 		if rest.want == d { // else something was added meanwhile
 			rest.want = nil
 		}
