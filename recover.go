@@ -21,6 +21,13 @@ var openStatuses = []Status{StatusPending, StatusQueued, StatusRunning}
 // the goroutines that keep doing both: apart, for a recovery may take longer
 // than a lease lives. They end with Shutdown, which waits for them.
 func (r *Runner) start(ctx context.Context) error {
+	started := false
+	defer func() {
+		if !started { // also when ctx, which is foreign code, has panicked
+			close(r.quit)
+			r.stopped.Wait()
+		}
+	}()
 	if r.leaser != nil {
 		if err := r.renew(ctx); err != nil {
 			return err
@@ -28,10 +35,9 @@ func (r *Runner) start(ctx context.Context) error {
 		r.stopped.Go(r.keepLease) // the Runner's: ends with quit; Shutdown waits for it
 	}
 	if err := r.recoverFirst(ctx); err != nil {
-		close(r.quit)
-		r.stopped.Wait()
 		return err
 	}
+	started = true
 	if r.leaser != nil {
 		r.stopped.Go(r.keepRecovering) // the Runner's: ends with quit; Shutdown waits for it
 	}

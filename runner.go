@@ -330,6 +330,6 @@ func (r *Runner) attend(ctx context.Context, f func()) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return ended(ctx)
 	}
 }

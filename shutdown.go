@@ -43,15 +43,15 @@ func (e *ShutdownError) Unwrap() error { return ErrShutdown }
 // With the ctx of a Func, or of a store or sink call, it starts the shutdown
 // and returns when all else has ended (nil), or when that ctx ends (its error).
 func (r *Runner) Shutdown(ctx context.Context) error {
-	s := r.close()
-	caller := funcOf(ctx)
+	caller, over := funcOf(ctx), ctx.Done() // a ctx may panic: before anything is closed
 	if caller == nil {
 		caller, _ = ctx.Value(callKey{}).(*execution)
 	}
+	s := r.close()
 	if caller == nil || caller.runner != r {
 		select {
 		case <-s.done:
-		case <-ctx.Done():
+		case <-over:
 			s.hurryUp()
 			<-s.done
 		}
@@ -63,9 +63,9 @@ func (r *Runner) Shutdown(ctx context.Context) error {
 		return s.err
 	case <-s.alone:
 		return nil
-	case <-ctx.Done():
+	case <-over:
 		s.hurryUp()
-		return ctx.Err()
+		return ended(ctx)
 	}
 }
 

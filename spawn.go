@@ -49,6 +49,7 @@ func (r *Runner) Spawn(ctx context.Context, req Request) (Task, error) {
 // task came to wait for its caller at once, Run is ErrWaitCycle and the task
 // goes on.
 func (r *Runner) Run(ctx context.Context, req Request) (Task, error) {
+	by, done := funcOf(ctx), ctx.Done() // a ctx may panic: before there is a task
 	t, e, err := r.spawn(ctx, &req, true)
 	switch {
 	case t == nil:
@@ -58,7 +59,7 @@ func (r *Runner) Run(ctx context.Context, req Request) (Task, error) {
 	case t.Status.Terminal():
 		return firstSight(t), err
 	}
-	err = r.waitFor(ctx, e)
+	err = r.waitFor(ctx, done, by, e)
 	if err == nil {
 		return firstSight(e.view(true)), nil
 	}
@@ -73,11 +74,11 @@ func (r *Runner) Run(ctx context.Context, req Request) (Task, error) {
 		defer close(stored)
 		after()
 	}()
-	if run, ok := RunFromContext(ctx); ok && run.e.why() != nil && e.abandon() {
+	if by != nil && by.why() != nil && e.abandon() {
 		return e.view(true).copy(), err
 	}
 	<-stored
-	_ = r.waitFor(context.Background(), e) // bounded: the grace ends it
+	_ = r.waitFor(context.Background(), nil, nil, e) // bounded: the grace ends it
 	return firstSight(e.view(true)), err
 }
 
@@ -102,6 +103,9 @@ func (e *execution) abandon() bool {
 
 // spawn returns the task and its execution; no execution if the ID was known.
 func (r *Runner) spawn(ctx context.Context, q *Request, foreground bool) (*Task, *execution, error) {
+	if r.memory == nil { // else ctx is not asked again
+		ctx = asked(ctx)
+	}
 	for {
 		e, t, err := r.newExecution(ctx, q)
 		if err != nil {
@@ -230,7 +234,7 @@ func (r *Runner) known(ctx context.Context, t *Task) (*Task, error) {
 		select { // its Spawn is under way: it will exist, or it won't
 		case <-born:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, ended(ctx)
 		}
 		e = r.find(t.ID)
 	}

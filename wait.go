@@ -40,7 +40,7 @@ func (r *Runner) Wait(ctx context.Context, id uuid.UUID) (Task, error) {
 	if e := r.findPinned(id); e != nil {
 		defer e.unpin()
 		if e.exists() {
-			err := r.waitFor(ctx, e)
+			err := r.waitFor(ctx, ctx.Done(), funcOf(ctx), e)
 			if errors.Is(err, ErrWaitCycle) {
 				return Task{}, err
 			}
@@ -67,13 +67,7 @@ func (r *Runner) Await(ctx context.Context, mode AwaitMode, ids ...uuid.UUID) ([
 	if err != nil || len(ids) == 0 {
 		return nil, err
 	}
-	defer func() {
-		for _, t := range targets {
-			if t.e != nil {
-				t.e.unpin()
-			}
-		}
-	}()
+	defer unpin(targets)
 	err = r.await(ctx, mode, targets)
 	if errors.Is(err, ErrWaitCycle) {
 		return nil, err
@@ -104,12 +98,18 @@ type target struct {
 }
 
 // targets finds the tasks of ids and pins those in memory.
-func (r *Runner) targets(ctx context.Context, ids []uuid.UUID) ([]target, error) {
-	targets := make([]target, 0, len(ids))
+func (r *Runner) targets(ctx context.Context, ids []uuid.UUID) (targets []target, err error) {
+	targets = make([]target, 0, len(ids))
+	found := false
+	defer func() {
+		if !found { // also when ctx, which is foreign code, has panicked
+			unpin(targets)
+		}
+	}()
 	var unknown []uuid.UUID
-	var err error
 	for _, id := range ids {
-		t := target{e: r.findPinned(id)}
+		targets = append(targets, target{e: r.findPinned(id)})
+		t := &targets[len(targets)-1]
 		if t.e == nil || !t.e.exists() {
 			// A task whose Create is under way exists once a reader finds it.
 			var lerr error
@@ -122,20 +122,20 @@ func (r *Runner) targets(ctx context.Context, ids []uuid.UUID) ([]target, error)
 				err = lerr
 			}
 		}
-		targets = append(targets, t)
 	}
 	if len(unknown) > 0 {
 		err = fmt.Errorf("%w: %s", ErrNotFound, joinIDs(unknown))
 	}
-	if err == nil {
-		return targets, nil
-	}
+	found = err == nil
+	return targets, err
+}
+
+func unpin(targets []target) {
 	for _, t := range targets {
 		if t.e != nil {
 			t.e.unpin()
 		}
 	}
-	return nil, err
 }
 
 // findPinned is find, and the execution stays in memory until it is unpinned.
@@ -159,6 +159,7 @@ func joinIDs(ids []uuid.UUID) string {
 const pollEvery = 250 * time.Millisecond
 
 func (r *Runner) await(ctx context.Context, mode AwaitMode, targets []target) error {
+	done := ctx.Done()
 	w := &wait{any: mode == AwaitAny, by: funcOf(ctx), on: make([]*execution, 0, len(targets))}
 	var foreign []*target
 	for i := range targets {
@@ -171,15 +172,18 @@ func (r *Runner) await(ctx context.Context, mode AwaitMode, targets []target) er
 			w.over++
 		}
 	}
-	w.foreign = len(foreign)
-	return r.follow(ctx, w, foreign)
+	if w.foreign = len(foreign); w.foreign > 0 {
+		ctx = asked(ctx) // it goes to the store while others wait for this wait
+	}
+	return r.follow(ctx, done, w, foreign)
 }
 
-// waitFor blocks until e was told, or ctx ends.
-func (r *Runner) waitFor(ctx context.Context, e *execution) error {
-	w := &wait{by: funcOf(ctx)}
+// waitFor blocks until e was told, or ctx ends, of which done and by were asked
+// before.
+func (r *Runner) waitFor(ctx context.Context, done <-chan struct{}, by, e *execution) error {
+	w := &wait{by: by}
 	w.on = append(w.one[:0], e)
-	return r.follow(ctx, w, nil)
+	return r.follow(ctx, done, w, nil)
 }
 
 // funcOf is the execution whose Func ctx belongs to, nil if there is none.
@@ -190,9 +194,10 @@ func funcOf(ctx context.Context) *execution {
 	return nil
 }
 
-// follow waits until w is satisfied or ctx ends. Tasks of other Runners are
-// looked at now and then.
-func (r *Runner) follow(ctx context.Context, w *wait, foreign []*target) error {
+// follow waits until w is satisfied or done is closed, which is ctx's. Tasks of
+// other Runners are looked at now and then. ctx is foreign code: what it does
+// while w is part of the graph of waits must not keep w from leaving it.
+func (r *Runner) follow(ctx context.Context, done <-chan struct{}, w *wait, foreign []*target) error {
 	if err := w.start(); err != nil {
 		return err
 	}
@@ -215,7 +220,7 @@ func (r *Runner) follow(ctx context.Context, w *wait, foreign []*target) error {
 		select {
 		case <-w.ready:
 			return nil
-		case <-ctx.Done():
+		case <-done:
 			// Once more, for "as it is then" is not as it was a while ago; but a
 			// store that did not answer is not waited for.
 			if !slices.ContainsFunc(foreign, func(t *target) bool { return t.unseen }) {
@@ -224,7 +229,7 @@ func (r *Runner) follow(ctx context.Context, w *wait, foreign []*target) error {
 				cancel()
 			}
 			if w.leave() {
-				return ctx.Err()
+				return ended(ctx)
 			}
 			return nil
 		case <-tick:
