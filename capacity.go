@@ -342,7 +342,7 @@ func (h *holder) granted() grantee {
 
 // await waits for the grant or the end of ctx.
 func (h *holder) await(ctx context.Context, t ticket, generation uint64) error {
-	done := ctx.Done()
+	done := h.done(ctx, t)
 	if done == nil { // nothing to choose from: a receive is cheaper than a select
 		<-h.ready
 		return nil
@@ -351,14 +351,28 @@ func (h *holder) await(ctx context.Context, t ticket, generation uint64) error {
 	case <-h.ready:
 		// A ctx that ended before the grant must not win by the luck of the
 		// select. ready is drained, so the holder is as good as new.
-		if ctx.Err() == nil {
+		if !isClosed(done) {
 			return nil
 		}
 		h.release(generation)
 	case <-done:
 		h.giveUp(t)
 	}
-	return ctx.Err()
+	return ended(ctx)
+}
+
+// done is ctx.Done(), which is foreign code: if it does not return, the line is
+// left.
+func (h *holder) done(ctx context.Context, t ticket) (done <-chan struct{}) {
+	returned := false
+	defer func() {
+		if !returned {
+			h.giveUp(t)
+		}
+	}()
+	done = ctx.Done()
+	returned = true
+	return done
 }
 
 // giveUp leaves the line. Removing t and popping it both happen under mu, so

@@ -190,3 +190,31 @@ func acquireAside(ctx context.Context, c *Capacity) *actor {
 	synctest.Wait()
 	return a
 }
+
+// brokenDone is a ctx whose Done panics.
+type brokenDone struct{ context.Context }
+
+func (brokenDone) Done() <-chan struct{} { panic("Done") }
+
+// brokenErr is a ctx that ends and does not say so.
+type brokenErr struct{ context.Context }
+
+func (brokenErr) Err() error { return nil }
+
+// A ctx that is broken costs neither a place in line nor a slot, and never gives
+// one away that is another's.
+func TestG8_ABrokenCtxLeavesTheLine(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		c := NewCapacity(1, -1)
+		release, ok := c.TryAcquire()
+		require.True(t, ok)
+		require.Panics(t, func() { _, _ = c.Acquire(brokenDone{t.Context()}) })
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := c.Acquire(brokenErr{ctx})
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, CapacityStats{Limit: 1, Running: 1}, c.Stats())
+		release()
+		require.Equal(t, CapacityStats{Limit: 1}, c.Stats())
+	})
+}

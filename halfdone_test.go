@@ -157,6 +157,12 @@ var verbs = map[string]func(h *trapped, ctx context.Context){
 		defer s.Close()
 		_, _ = s.Next(ctx)
 	},
+	"Acquire": func(h *trapped, ctx context.Context) {
+		release, err := h.capacity.Acquire(ctx)
+		if err == nil {
+			release()
+		}
+	},
 }
 
 // called calls a verb as a host does that survives it, and returns when it is
