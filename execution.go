@@ -50,6 +50,7 @@ type execution struct {
 	late       bool      // its Create returned when nobody waited for that any more
 	disowned   bool      // its spawn failed, yet its record may exist
 	forgotten  bool      // its record was deleted: nothing of it is stored any more
+	quiet      bool      // somebody else has ended it, and tells that
 	claimed    time.Time // when somebody was handed its end; zero: nobody was
 	owing      bool      // its notice is in an outbox
 	tally      int8      // where Stats counts it
@@ -388,10 +389,13 @@ func (e *execution) settle(d *edit) {
 			by = last
 		}
 	}
-	row, _, err := e.write(d, time.Until(by))
+	row, changed, err := e.write(d, time.Until(by))
 	e.stage()
 	missing := gone(err)
 	e.mu.Lock()
+	if d.owner != nil { // it was not executed here
+		e.quiet = !changed && (err == nil || missing || e.retired)
+	}
 	unsaved := e.showEndLocked(d, row, missing)
 	e.mu.Unlock()
 	if unsaved != nil {
@@ -399,7 +403,9 @@ func (e *execution) settle(d *edit) {
 	}
 	e.freeSlot()
 	e.part(false)
-	e.post(time.Until(by), false)
+	if !e.quiet || row != nil && row.Owner == d.owner.from { // it may have died before it put it
+		e.post(time.Until(by), false)
+	}
 	e.tell()
 	e.retire()
 }
@@ -425,7 +431,9 @@ func (e *execution) showEndLocked(d *edit, row *Task, missing bool) (unsaved *ed
 	if e.claimed.IsZero() { // else somebody has read the end in the store and was handed it
 		e.claimed = e.task.NotifiedAt
 	}
-	e.tallyLocked(e.task.Status)
+	if !e.quiet {
+		e.tallyLocked(e.task.Status)
+	}
 	return unsaved
 }
 
@@ -454,7 +462,7 @@ func (e *execution) freeSlot() {
 func (e *execution) tell() {
 	r := e.runner
 	e.mu.Lock()
-	if e.stored {
+	if e.stored && !e.quiet {
 		r.hub.publish(EventStatus, e)
 	}
 	e.told = true
@@ -483,9 +491,6 @@ func (e *execution) retire() {
 		e.runner.drop(e, first, over)
 	}
 }
-
-// lostLease is the cause of a task that another Runner ended.
-var lostLease = &cause{kind: causeLost, reason: ReasonLost, message: "worker died before completion"}
 
 func stopTimer(t *time.Timer) {
 	if t != nil {

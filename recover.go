@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -220,6 +221,9 @@ func (r *Runner) storedRequest(row *Task) *cause {
 
 const lostMessage = "worker died before completion"
 
+// lostLease is the cause of a task that another Runner ended.
+var lostLease = &cause{kind: causeLost, reason: ReasonLost, message: lostMessage}
+
 // recoverFirst is the recovery that New makes. It fails, and changes nothing, if
 // the store does not say what there is and who is dead.
 func (r *Runner) recoverFirst(ctx context.Context) error {
@@ -270,7 +274,7 @@ func (r *Runner) deadOwners(ctx context.Context, rows []*Task) (dead map[string]
 func (r *Runner) recover(rows []*Task, dead map[string]bool) {
 	var (
 		left   []func()
-		missed bool
+		missed atomic.Bool
 	)
 	for _, row := range rows {
 		// What this Runner owns and does not know it took over in a write that
@@ -281,16 +285,21 @@ func (r *Runner) recover(rows []*Task, dead map[string]bool) {
 			post, err := r.takeOver(row)
 			if err != nil {
 				r.log.error("notice not taken over, it will be repeated", row.ID, "error", logText(err))
-				missed = true
+				missed.Store(true)
 				continue
 			}
 			left = append(left, post)
 		case row.Status.live() && dead[row.Owner]: // a status of a newer version is left alone
-			left = append(left, func() { r.recoverTask(row) })
+			left = append(left, func() {
+				if _, err := r.recoverTask(row); err != nil && !gone(err) {
+					r.log.error("task not recovered, it will be repeated", row.ID, "error", logText(err))
+					missed.Store(true)
+				}
+			})
 		}
 	}
 	sideBySide(left)
-	if missed && r.leaser == nil { // else the next renewal does: two at once would deliver twice
+	if missed.Load() && r.leaser == nil { // else the next renewal does: two at once would deliver twice
 		r.recoverAgain()
 	}
 }
@@ -327,16 +336,24 @@ func (r *Runner) isDead(ctx context.Context, owner string) (bool, error) {
 	return !live, err
 }
 
-// recoverTask ends an open task whose owner is dead. If the store fails the end
-// is kept and served from memory until it is stored. If somebody was faster,
-// what he stored counts.
-func (r *Runner) recoverTask(row *Task) *execution {
+// recoverTask ends an open task whose owner is dead, and returns it as it is
+// then. If the store fails to write, the end is kept and served from memory until
+// it is stored. If somebody was faster, what he stored counts, and it is he who
+// tells it.
+func (r *Runner) recoverTask(row *Task) (*Task, error) {
 	e := r.endedExecution(row)
 	taken, err := r.register(e)
 	if taken != nil {
-		return taken
+		return r.current(taken), nil
 	}
 	e.retired = err != nil // Shutdown does not wait for what it does not know
+	// Another call of this Runner may have recovered it since row was read, and
+	// have told its end. From here on none does.
+	now, lerr := r.load(e.callCtx(), e.id)
+	if lerr != nil || now.Owner != row.Owner {
+		e.withdraw()
+		return now, lerr
+	}
 	var n ending
 	n.decide(newCause(causeLost, ReasonLost, lostMessage, 0), nil, false)
 	n.Result = Result{row.ResultText, row.HeadID, row.SourceCommitID, row.StopReason}
@@ -347,7 +364,20 @@ func (r *Runner) recoverTask(row *Task) *execution {
 		e.mu.Unlock()
 	}
 	e.settle(&edit{to: n.status, at: stamp(row.lastStamp()), end: &n, owner: &handover{row.Owner, r.id}})
-	return e
+	return e.view(true), nil
+}
+
+// withdraw undoes the registration of an execution that is none after all:
+// whoever waits for it looks again.
+func (e *execution) withdraw() {
+	e.stage()
+	e.mu.Lock()
+	e.stored, e.told, e.retired = false, true, true
+	waits := e.waits
+	e.waits = nil
+	e.mu.Unlock()
+	e.runner.unregister(e)
+	wake(waits)
 }
 
 // endedExecution is an execution for a record that this Runner did not execute.
@@ -410,7 +440,16 @@ func (r *Runner) cancelStored(ctx context.Context, row *Task, err error, c *caus
 		return row.copy(), &TransitionError{ID: row.ID, From: row.Status, To: StatusCancelled}
 	}
 	if dead {
-		return r.recoverTask(row).view(true).copy(), nil
+		now, err := r.recoverTask(row)
+		switch {
+		case gone(err):
+			return Task{}, err
+		case err != nil:
+			return row.copy(), err
+		case !now.Status.Terminal() && now.Owner != row.Owner: // its ID was forgotten, and lives again
+			return r.cancelStored(ctx, now, nil, c)
+		}
+		return now.copy(), nil
 	}
 	stored, _, err := r.update(ctx, row.ID, &edit{cancel: c.request()}, r.cfg.StoreTimeout)
 	return cmp.Or(stored, row).copy(), err

@@ -296,7 +296,7 @@ func (r *Runner) update(ctx context.Context, id uuid.UUID, d *edit, within time.
 		return nil, false, err
 	}
 	// A store may run the edit again after it was committed.
-	again := res.before && !d.notified.IsZero() && res.row.NotifiedAt.Equal(later(d.notified, res.row.CompletedAt))
+	again := res.before && (d.took(&res.row) || !d.notified.IsZero() && res.row.NotifiedAt.Equal(later(d.notified, res.row.CompletedAt)))
 	return &res.row, res.changed || again, nil
 }
 

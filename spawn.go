@@ -424,15 +424,12 @@ func (e *execution) giveUpPlace() {
 func (e *execution) vanish() (late bool) {
 	e.unreserve()
 	e.mu.Lock()
-	e.phase, e.told, e.retired = phaseEnded, true, true
+	e.phase = phaseEnded
 	late = e.late
-	waits := e.waits
-	e.waits = nil
 	e.announceBirthLocked()
 	e.mu.Unlock()
 	e.part(true)
-	e.runner.unregister(e)
-	wake(waits)
+	e.withdraw()
 	return late
 }
 

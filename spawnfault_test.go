@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
@@ -40,5 +41,34 @@ func TestG11_ALateCreateComesBackWhileItsRecordIsEnded(t *testing.T) {
 		require.NotZero(t, end.NotifiedAt)
 		_, _, notices := r.heard(end.ID)
 		require.Len(t, notices, 1)
+	})
+}
+
+// A Func waits for a task whose spawn then fails: it gets its slot back with the
+// answer that there is none.
+func TestG15_AWaitForASpawnThatFails(t *testing.T) {
+	inRig(t, subagent.Config{}, func(t *testing.T, r *rig) {
+		id := uuid.New()
+		r.store.On(subagenttest.OpCreate, func(c subagenttest.Call) (f subagenttest.Fault) {
+			if c.IDs[0] == id {
+				f.Committed, f.Delay, f.Err = true, time.Minute, errBroken
+			}
+			return f
+		})
+		parent := r.spawn("waits", withFunc(func(ctx context.Context, _ *subagent.Run) (subagent.Result, error) {
+			time.Sleep(time.Second)
+			_, err := r.Wait(ctx, id)
+			require.ErrorIs(t, err, errBroken)
+			require.Zero(t, r.Stats().Lent)
+			require.Equal(t, 1, r.Stats().Capacity.Running)
+			return subagent.Result{}, nil
+		}))
+		go func() { _, _ = r.Spawn(r.ctx, rigAsk("fails", withID(id))) }() // ends within StoreTimeout
+		time.Sleep(2 * time.Second)
+		require.Equal(t, 1, r.Stats().Lent)
+		r.store.On(subagenttest.OpGet, func(subagenttest.Call) subagenttest.Fault { return subagenttest.Fault{Err: errBroken} })
+		require.Equal(t, subagent.StatusCompleted, r.awaited(parent.ID).Status)
+		r.heal()
+		time.Sleep(time.Hour)
 	})
 }

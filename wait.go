@@ -44,7 +44,9 @@ func (r *Runner) Wait(ctx context.Context, id uuid.UUID) (Task, error) {
 			if errors.Is(err, ErrWaitCycle) {
 				return Task{}, err
 			}
-			return r.handOver(ctx, &target{e: e}), err
+			if e.exists() { // else it was withdrawn
+				return r.handOver(ctx, &target{e: e}), err
+			}
 		}
 	}
 	tasks, err := r.Await(ctx, AwaitAll, id)

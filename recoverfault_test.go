@@ -1,0 +1,163 @@
+package subagent_test
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-subagent/subagent"
+	"github.com/go-subagent/subagent/internal/bubble"
+	"github.com/go-subagent/subagent/subagenttest"
+)
+
+// Two calls recover one task, of one Runner or of two. The slow one has read it
+// before the fast one ends it, and goes on after that, at whatever point: the end
+// is told once, by the Runner whose end it is.
+func TestG3_ALostEndIsToldOnce(t *testing.T) {
+	for _, who := range []string{"a stop", "a stop of the session", "a renewal"} {
+		for _, same := range []bool{true, false} {
+			for _, at := range []string{"before it asks", "before it writes", "and its write fails", "and it is forgotten"} {
+				t.Run(fmt.Sprintf("%s, one Runner %v, %s", who, same, at), func(t *testing.T) {
+					pair(t, subagent.Config{}, subagent.Config{}, func(t *testing.T, one, two *rig) {
+						fast := two
+						if same {
+							fast = one
+						}
+						time.Sleep(9500 * time.Millisecond)
+						lostTwice(t, one, fast, who, at)
+						require.EqualValues(t, 1, one.Stats().Errored+two.Stats().Errored, "it is counted once")
+						toldOnce(t, one, two)
+					})
+				})
+			}
+		}
+	}
+}
+
+// lostTwice has slow and fast recover one task.
+func lostTwice(t *testing.T, slow, fast *rig, who, at string) {
+	row := orphan(subagent.StatusRunning)
+	require.NoError(t, slow.inner.Create(t.Context(), row))
+	slow.holdUp(row.ID, at)
+	over := make(chan error, 1)
+	go func() { // ends with the call, and is waited for
+		switch who {
+		case "a stop":
+			_, err := slow.Cancel(slow.ctx, row.ID, subagent.CancelOptions{})
+			over <- err
+		case "a stop of the session":
+			_, err := slow.CancelSession(slow.ctx, "s", subagent.CancelOptions{})
+			over <- err
+		default:
+			over <- nil
+		}
+	}()
+	if who == "a renewal" {
+		time.Sleep(500 * time.Millisecond)
+	}
+	time.Sleep(100 * time.Millisecond)
+	end, err := fast.Cancel(fast.ctx, row.ID, subagent.CancelOptions{})
+	require.NoError(t, err)
+	synctest.Wait()
+	if at == "and it is forgotten" {
+		require.NoError(t, fast.Forget(fast.ctx, row.ID))
+	}
+	err = <-over
+	if at == "and it is forgotten" && who == "a stop" {
+		require.ErrorIs(t, err, subagent.ErrNotFound)
+	} else {
+		require.NoError(t, err)
+	}
+	time.Sleep(time.Minute)
+	if at != "before it writes" { // then the slow one may be it
+		require.Equal(t, subagent.ReasonLost, end.Reason)
+	}
+}
+
+// holdUp delays a recovery of r by a second, at a point, and may have it fail
+// then.
+func (r *rig) holdUp(id uuid.UUID, at string) {
+	var held, failed atomic.Bool
+	second := func(subagenttest.Call) (f subagenttest.Fault) {
+		if held.CompareAndSwap(false, true) {
+			f.Delay = time.Second
+		}
+		return f
+	}
+	if at != "before it writes" {
+		r.store.On(subagenttest.OpLive, second)
+	}
+	start := time.Now()
+	r.store.On(subagenttest.OpUpdate, func(c subagenttest.Call) (f subagenttest.Fault) {
+		switch {
+		case c.IDs[0] != id:
+		case at == "before it writes":
+			return second(c)
+		case at == "and its write fails" && time.Since(start) >= time.Second && failed.CompareAndSwap(false, true):
+			f.Err = errBroken
+		}
+		return f
+	})
+}
+
+// toldOnce checks what both have told of all their tasks.
+func toldOnce(t *testing.T, rigs ...*rig) {
+	ends, cards, notices := 0, 0, 0
+	for _, r := range rigs {
+		r.mu.Lock()
+		for _, events := range r.events {
+			ends += len(events)
+		}
+		for _, put := range r.cards {
+			cards += len(put)
+		}
+		notices += len(r.order)
+		r.mu.Unlock()
+	}
+	require.Equal(t, []int{1, 1, 1}, []int{ends, cards, notices}, "events, cards and notices")
+}
+
+// A record that cannot be read once more is recovered later, and whoever waits
+// for it meanwhile, or was about to, gets its end.
+func TestG13_ARecordThatCannotBeReadAgain(t *testing.T) {
+	for _, leases := range []bool{true, false} {
+		t.Run(fmt.Sprintf("leases %v", leases), func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				inner := subagent.NewMemoryStore()
+				store := subagenttest.NewFaultyStore(inner)
+				cfg := subagent.Config{}
+				if !leases {
+					cfg.Store = store
+				}
+				row := orphan(subagent.StatusRunning)
+				require.NoError(t, inner.Create(t.Context(), row))
+				store.On(subagenttest.OpGet, func(c subagenttest.Call) (f subagenttest.Fault) {
+					if c.N <= 2 {
+						f.Err = errBroken
+					}
+					return f
+				})
+				rigOn(t, cfg, newTape(), inner, store).run(func(t *testing.T, r *rig) {
+					_, err := r.Cancel(r.ctx, row.ID, subagent.CancelOptions{})
+					require.ErrorIs(t, err, errBroken)
+					store.On(subagenttest.OpGet, func(c subagenttest.Call) (f subagenttest.Fault) {
+						if c.N == 1 {
+							f.Delay, f.Err = time.Second, errBroken
+						}
+						return f
+					})
+					time.Sleep(10500 * time.Millisecond) // it is tried again
+					require.Equal(t, 1, store.Calls(subagenttest.OpGet)-2)
+					require.Equal(t, subagent.ReasonLost, r.awaited(row.ID).Reason)
+					require.Equal(t, subagent.ReasonLost, r.settled2(row.ID).Reason)
+					time.Sleep(time.Minute)
+				})
+			})
+		})
+	}
+}
