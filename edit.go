@@ -66,11 +66,6 @@ func (d *edit) apply(t *Task) (changed bool) {
 	return changed
 }
 
-// took reports whether t has changed hands as d would have it.
-func (d *edit) took(t *Task) bool {
-	return d.owner != nil && d.owner.from != d.owner.to && t.Owner == d.owner.to
-}
-
 func (d *edit) applyLive(t *Task) (changed bool) {
 	if d.cancel != nil && t.CancelRequestedAt.IsZero() {
 		t.CancelRequestedAt = later(d.cancel.at, t.lastStamp())

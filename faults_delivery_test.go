@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
@@ -57,4 +58,42 @@ func TestB164_TwoReadersInOneInstant(t *testing.T) {
 		require.Equal(t, row.NotifiedAt, readers[0].NotifiedAt)
 		require.NoError(t, r.Shutdown(t.Context()))
 	})
+}
+
+// Two Runners on one store read one end in the same microsecond, as they do
+// always where the clock of the one that ended it is ahead of theirs, and the
+// store runs the edit of one again: the stamps do not tell whose was stored. Only
+// the other is the first.
+func TestB164_TwoRunnersInOneInstant(t *testing.T) {
+	for name, ahead := range map[string]time.Duration{"same instant": 0, "clock ahead": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				inner := subagent.NewMemoryStore()
+				store := &overtaken{Store: inner}
+				row := orphan(subagent.StatusCompleted, func(row *subagent.Task) {
+					row.NotifiedAt = time.Time{}
+					row.CompletedAt = row.CompletedAt.Add(ahead)
+				})
+				var both [2]*subagent.Runner
+				for i := range both {
+					r, err := subagent.New(t.Context(), subagent.Config{Store: struct {
+						subagent.Store
+						subagent.Leaser
+					}{store, inner}})
+					require.NoError(t, err)
+					defer func() { require.NoError(t, r.Shutdown(context.Background())) }()
+					both[i] = r
+				}
+				require.NoError(t, inner.Create(t.Context(), row))
+				var first, second subagent.Task
+				var err error
+				store.between = func() { first, err = both[1].Wait(t.Context(), row.ID) }
+				second, serr := both[0].Wait(t.Context(), row.ID)
+				require.NoError(t, serr)
+				require.NoError(t, err)
+				require.Zero(t, first.NotifiedAt)
+				require.NotZero(t, second.NotifiedAt, "the other was faster")
+			})
+		})
+	}
 }

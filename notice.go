@@ -233,9 +233,9 @@ func (r *Runner) handOver(ctx context.Context, t *target) Task {
 }
 
 // deliveryStamp is the present as NotifiedAt records it: not before floor, and
-// never the same twice. It is what tells whose delivery was stored where a store
-// has run an edit again: two readers of one end in one microsecond would both
-// take the one that is stored for theirs.
+// never the same twice in this Runner. It is what tells whose delivery was stored
+// where a store has run an edit again: two readers of one end in one microsecond
+// would both take the one that is stored for theirs.
 func (r *Runner) deliveryStamp(floor time.Time) time.Time {
 	for at := stamp(floor); ; {
 		last := r.lastDelivery.Load()

@@ -295,9 +295,17 @@ func (r *Runner) update(ctx context.Context, id uuid.UUID, d *edit, within time.
 	if err != nil {
 		return nil, false, err
 	}
-	// A store may run the edit again after it was committed.
-	again := res.before && (d.took(&res.row) || !d.notified.IsZero() && res.row.NotifiedAt.Equal(later(d.notified, res.row.CompletedAt)))
-	return &res.row, res.changed || again, nil
+	return &res.row, res.changed || res.before && r.recognizes(d, &res.row), nil
+}
+
+// recognizes reports whether row says that d was committed before the store ran
+// it again. A delivery it recognizes by its stamp, which another Runner's may
+// equal: where there may be one, nobody claims to be first who cannot know.
+func (r *Runner) recognizes(d *edit, row *Task) bool {
+	if d.owner != nil {
+		return d.owner.from != d.owner.to && row.Owner == d.owner.to
+	}
+	return r.leaser == nil && !d.notified.IsZero() && row.NotifiedAt.Equal(later(d.notified, row.CompletedAt))
 }
 
 // load reads one record.
