@@ -51,6 +51,7 @@ type execution struct {
 	disowned   bool      // its spawn failed, yet its record may exist
 	forgotten  bool      // its record was deleted: nothing of it is stored any more
 	quiet      bool      // somebody else has ended it, and tells that
+	second     bool      // somebody else was handed its end before its foreground Run
 	claimed    time.Time // when somebody was handed its end; zero: nobody was
 	owing      bool      // its notice is in an outbox
 	tally      int8      // where Stats counts it
@@ -393,9 +394,7 @@ func (e *execution) settle(d *edit) {
 	e.stage()
 	missing := gone(err)
 	e.mu.Lock()
-	if d.owner != nil { // it was not executed here
-		e.quiet = !changed && (err == nil || missing || e.retired)
-	}
+	e.foundLocked(d, row, changed, missing)
 	unsaved := e.showEndLocked(d, row, missing)
 	e.mu.Unlock()
 	if unsaved != nil {

@@ -2,6 +2,7 @@ package subagent_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -93,6 +94,36 @@ func TestB164_TwoRunnersInOneInstant(t *testing.T) {
 				require.NoError(t, err)
 				require.Zero(t, first.NotifiedAt)
 				require.NotZero(t, second.NotifiedAt, "the other was faster")
+			})
+		})
+	}
+}
+
+// A Run whose Runner has lost its lease is handed the end that another Runner gave
+// its task: it is the first to see it only if nobody was before.
+func TestB164_ARunWhoseTaskAnotherHasEnded(t *testing.T) {
+	for _, seen := range []bool{true, false} {
+		t.Run(fmt.Sprintf("seen before %v", seen), func(t *testing.T) {
+			pair(t, subagent.Config{}, subagent.Config{}, func(t *testing.T, one, two *rig) {
+				ended := make(chan subagent.Task, 1)
+				go func() { // ends with its task, which two ends
+					task, _ := one.Run(one.ctx, rigAsk("x"))
+					ended <- task
+				}()
+				synctest.Wait()
+				one.cutOff()
+				time.Sleep(time.Minute)
+				rows, err := two.List(two.ctx, subagent.Filter{Statuses: []subagent.Status{subagent.StatusErrored}})
+				require.NoError(t, err)
+				require.Len(t, rows, 1)
+				if seen {
+					require.Zero(t, two.awaited(rows[0].ID).NotifiedAt, "the first to see it")
+				}
+				one.heal()
+				task := <-ended
+				require.Equal(t, subagent.ReasonLost, task.Reason)
+				require.Equal(t, seen, !task.NotifiedAt.IsZero())
+				require.NotZero(t, two.awaited(task.ID).NotifiedAt)
 			})
 		})
 	}

@@ -367,6 +367,19 @@ func (r *Runner) recoverTask(row *Task) (*Task, error) {
 	return e.view(true), nil
 }
 
+// foundLocked notes what the write of e's end has found: another's end, or one
+// that somebody was handed. A recovery that nobody else can know of, for the
+// Runner is closed, tells nothing that is not stored.
+func (e *execution) foundLocked(d *edit, row *Task, changed, missing bool) {
+	switch {
+	case changed:
+	case d.owner != nil: // it was not executed here
+		e.quiet = row != nil || missing || e.retired
+	case row != nil && row.Owner != e.runner.id:
+		e.second = true
+	}
+}
+
 // withdraw undoes the registration of an execution that is none after all:
 // whoever waits for it looks again.
 func (e *execution) withdraw() {

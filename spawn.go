@@ -57,11 +57,11 @@ func (r *Runner) Run(ctx context.Context, req Request) (Task, error) {
 	case e == nil && err == nil:
 		return r.Wait(ctx, t.ID)
 	case t.Status.Terminal():
-		return firstSight(t), err
+		return e.firstSight(), err
 	}
 	err = r.waitFor(ctx, done, by, e)
 	if err == nil {
-		return firstSight(e.view(true)), nil
+		return e.firstSight(), nil
 	}
 	if errors.Is(err, ErrWaitCycle) && e.abandon() {
 		return e.view(true).copy(), err // it goes on in the background
@@ -79,14 +79,18 @@ func (r *Runner) Run(ctx context.Context, req Request) (Task, error) {
 	}
 	<-stored
 	_ = r.waitFor(context.Background(), nil, nil, e) // bounded: the grace ends it
-	return firstSight(e.view(true)), err
+	return e.firstSight(), err
 }
 
 // firstSight is the terminal task as it is handed to its foreground Run, whose
-// reading was stored with the end.
-func firstSight(t *Task) Task {
-	first := t.copy()
-	first.NotifiedAt = time.Time{}
+// reading was stored with the end, unless another was handed it before.
+func (e *execution) firstSight() Task {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	first := e.viewLocked(true).copy()
+	if !e.second {
+		first.NotifiedAt = time.Time{}
+	}
 	return first
 }
 
