@@ -155,12 +155,15 @@ func (r *Runner) recover(rows []*Task, dead map[string]bool) {
 	var (
 		left   []func()
 		missed atomic.Bool
+		cards  = map[uuid.UUID]bool{}
 	)
 	for _, row := range rows {
 		// What this Runner owns and does not know it took over in a write that
 		// was reported as failed.
 		lost := row.Owner == r.id && r.cfg.Notifier != nil && r.find(row.ID) == nil
 		switch {
+		case row.Status.Terminal() && dead[row.Owner] && r.cfg.Notifier == nil && r.reposted[row.ID]:
+			cards[row.ID] = true
 		case row.Status.Terminal() && (dead[row.Owner] || lost):
 			post, err := r.takeOver(row)
 			if err != nil {
@@ -169,6 +172,7 @@ func (r *Runner) recover(rows []*Task, dead map[string]bool) {
 				continue
 			}
 			left = append(left, post)
+			cards[row.ID] = true
 		case row.Status.live() && dead[row.Owner]: // a status of a newer version is left alone
 			left = append(left, func() {
 				if _, err := r.recoverTask(row); err != nil && !gone(err) {
@@ -178,6 +182,7 @@ func (r *Runner) recover(rows []*Task, dead map[string]bool) {
 			})
 		}
 	}
+	r.reposted = cards
 	sideBySide(left)
 	if missed.Load() && r.leaser == nil { // else the next renewal does: two at once would deliver twice
 		r.recoverAgain()
@@ -282,8 +287,8 @@ func (r *Runner) endedExecution(row *Task) *execution {
 }
 
 // takeOver makes the notice that a dead owner owes this Runner's, queues it,
-// and returns what is left to do: to put the task's card again. The queue is
-// filled before, so that the order of the ends holds.
+// and returns what is left to do: to put the task's card again, and then to let
+// the notice go. The queue is filled before, so that the order of the ends holds.
 func (r *Runner) takeOver(row *Task) (post func(), err error) {
 	nothing := func() {}
 	if r.cfg.Notifier != nil {
@@ -300,7 +305,7 @@ func (r *Runner) takeOver(row *Task) (post func(), err error) {
 		return nothing, nil
 	}
 	e := r.endedExecution(row)
-	e.shown, e.staged, e.told = true, true, true
+	e.shown, e.staged, e.quiet = true, true, true
 	e.tally = tallyOf(row.Status) // it ended before New: Stats does not count it
 	e.owing = r.cfg.Notifier != nil
 	if taken, err := r.register(e); taken != nil || err != nil {
@@ -308,10 +313,10 @@ func (r *Runner) takeOver(row *Task) (post func(), err error) {
 	}
 	if e.owing {
 		r.outboxes.add(row.ParentSessionID, e)
-		r.deliverDue(row.ParentSessionID)
 	}
 	return func() {
 		e.post(r.cfg.StoreTimeout, false)
+		e.tell()
 		e.retire()
 	}, nil
 }

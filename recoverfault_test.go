@@ -1,6 +1,7 @@
 package subagent_test
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -160,4 +161,69 @@ func TestG13_ARecordThatCannotBeReadAgain(t *testing.T) {
 			})
 		})
 	}
+}
+
+// owing is a task of a dead owner's that has ended and owes its notice.
+func owing(r *subagent.MemoryStore, t *testing.T) subagent.Task {
+	row := orphan(subagent.StatusCompleted, func(row *subagent.Task) { row.NotifiedAt = time.Time{} })
+	require.NoError(t, r.Create(t.Context(), row))
+	return row
+}
+
+// A notice that is taken over waits for its card, as every notice does: else a
+// process that dies in between has delivered an end whose card stays as it was,
+// for nobody looks at it again.
+func TestG11_ACardComesBeforeTheNoticeThatIsTakenOver(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprintf("sink fails %v", fails), func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				inner, p := subagent.NewMemoryStore(), newTape()
+				var tried atomic.Int32
+				p.onCard = func(context.Context, subagent.Card) error {
+					time.Sleep(time.Second)
+					if tried.Add(1); fails && tried.Load() < 3 {
+						return errBroken
+					}
+					return nil
+				}
+				p.onNotice = func(context.Context, subagent.Task) error {
+					require.Positive(t, tried.Load(), "its card was put, or has failed")
+					return nil
+				}
+				rows := []subagent.Task{owing(inner, t), owing(inner, t)}
+				rigOn(t, subagent.Config{}, p, inner, subagenttest.NewFaultyStore(inner)).run(func(t *testing.T, r *rig) {
+					time.Sleep(time.Minute)
+					require.Equal(t, []uuid.UUID{rows[0].ID, rows[1].ID}, r.delivered(), "in the order of their ends")
+					for _, row := range rows {
+						cards, events, _ := r.heard(row.ID)
+						require.Len(t, cards, 1)
+						require.Empty(t, events, "it had ended before")
+						require.NotZero(t, r.awaited(row.ID).NotifiedAt)
+					}
+				})
+			})
+		})
+	}
+}
+
+// A Runner without a Notifier puts the cards of tasks whose notice is owed again,
+// each once, however often it looks: also those of owners that die later.
+func TestG13_CardsArePutAgainOnce(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		inner, p := subagent.NewMemoryStore(), newTape()
+		first := owing(inner, t)
+		r, err := subagent.New(t.Context(), subagent.Config{Store: inner, Cards: p})
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		later := owing(inner, t)
+		time.Sleep(time.Hour)
+		for _, row := range []subagent.Task{first, later} {
+			cards, _, _ := p.heard(row.ID)
+			require.Equal(t, []subagent.Card{row.Card()}, cards)
+			end, err := r.Wait(t.Context(), row.ID)
+			require.NoError(t, err)
+			require.Zero(t, end.NotifiedAt, "it is still owed")
+		}
+		require.NoError(t, r.Shutdown(t.Context()))
+	})
 }

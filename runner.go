@@ -75,6 +75,7 @@ type Runner struct {
 	quit         chan struct{}             // closed when no pause is to be waited for any more
 	lastCall     chan struct{}             // closed when the last writes of Shutdown are over
 	private      bool                      // nobody else can know the store
+	reposted     map[uuid.UUID]bool        // tasks whose card was put again, of those that owe a notice: New's, then the recovery's
 	stopped      sync.WaitGroup            // the lease keeper and the watcher
 
 	// mu guards what follows. It is a leaf: nothing else is locked under it.
