@@ -69,15 +69,18 @@ func (m *model) finish() {
 // lastCard: the last card is that of the end. It may be an older one where a
 // later Runner cannot know that it is: its process died after it had stored the
 // end and before the card was put, and no notice was owed, for the task was in
-// the foreground or somebody in another process had been handed its end. Or the
-// sink refused the last card of a host that has ended since, in whatever way.
+// the foreground, or somebody was handed its end: in another process, or without
+// having to be woken, for who is woken and who is sent a notice is so after the
+// card. Or the sink refused the last card of a host that has ended since, in
+// whatever way.
 func (m *model) lastCard(s *story) {
 	if s.card != nil && *s.card == s.final.Card() {
 		return
 	}
-	died := s.settled == 0 || m.life(s.settled).killed
-	left := s.refused && m.life(s.refuser).over
-	if left || died && (!s.final.Background || s.handing != s.settled) {
+	died := m.count.kills > 0 && (s.settled == 0 || m.life(s.settled).killed)
+	left := s.refused && m.life(s.refuser).ended != 0
+	told := slices.ContainsFunc(s.notices, func(n notice) bool { return n.life == s.settled })
+	if left || died && (!s.final.Background || s.handing != s.settled || !told) {
 		m.count.staleCards++
 		return
 	}

@@ -16,13 +16,19 @@
 // process died after the Notifier had taken it and before that was stored. A
 // wait hands an end out as the first once, also over kills: the record says so
 // before the waiter is told; so if the process dies in between nobody has got
-// it, and Get still has the usage. A notice that is under way while a wait is
-// handed the end brings the usage, too. A card stays as it was if its process
-// died after it had stored the end of a foreground task, or of one whose end was
-// handed out in another process, and before it had put the card; or if the sink
-// refused the last card of a process that has ended since. The end of a lost
-// task may be broadcast again if two calls recover it at once. A spawn whose
-// ctx ends may leave a record that was stored too late, errored (store).
+// it, and Get still has the usage. A wait beside it may say that the end was
+// delivered while that is still being stored: this binds the process that said
+// so, which is the only one to know it, until it is killed. What is stored
+// binds all. A notice that is under way while a wait is handed the end brings
+// the usage, too.
+//
+// A card stays as it was if its process died after it had stored the end, and
+// before it had put the card, of a foreground task, or of one whose end was
+// handed out in another process or to one who did not have to be woken for it;
+// or if the sink refused the last card of a process that has ended since. The
+// end of a lost task may be broadcast again if two calls recover it at once. A
+// spawn whose ctx ends may leave a record that was stored too late, errored
+// (store).
 //
 // # How it works
 //

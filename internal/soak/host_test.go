@@ -170,10 +170,16 @@ func (h *host) quiet() {
 }
 
 // quit ends the host in order, while its clients still want something of it.
+// Shutdown's own patience is short, and a slow machine may use it up: a Func that
+// it has left alone is waited for. An end that it has not stored is a fault.
 func (h *host) quit() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	err := h.runner.Shutdown(ctx)
+	var left *subagent.ShutdownError
+	if errors.As(err, &left) && len(left.Unsaved) == 0 {
+		err = h.free()
+	}
 	h.quiet()
 	h.slots()
 	err = errors.Join(err, h.server.Close())

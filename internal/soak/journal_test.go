@@ -29,7 +29,9 @@ type fact struct {
 	First []uuid.UUID     `json:"first,omitempty"` // whose end, and so usage, was handed out for the first time
 	Tasks []subagent.Task `json:"tasks,omitempty"`
 	Rows  []row           `json:"rows,omitempty"`
-	Dead  []string        `json:"dead,omitempty"` // Runners whose leases were given back
+	Dead  []string        `json:"dead,omitempty"`  // Runners whose leases were given back
+	Ends  bool            `json:"ends,omitempty"`  // it was this write that stored the end
+	Hands bool            `json:"hands,omitempty"` // and that stored that somebody was handed it
 	Card  *subagent.Card  `json:"card,omitempty"`
 	Bare  bool            `json:"bare,omitempty"` // Tasks come without prompt, result and usage
 	Text  string          `json:"text,omitempty"`
@@ -54,7 +56,7 @@ const (
 	saysEnded     = "ended"     // the host has ended in order
 	saysCall      = "call"      // a client calls Op, about IDs
 	saysReturn    = "return"    // and was told Tasks, or Err
-	saysStored    = "stored"    // the store acknowledged Tasks
+	saysStored    = "stored"    // the store acknowledged Tasks: only this outlives the host, and what a reader shows
 	saysEnter     = "enter"     // a Func was entered
 	saysLeft      = "left"      // a Func is about to return, or to panic: Text
 	saysCard      = "card"      // a card was put
@@ -188,6 +190,9 @@ func (f *fact) about(id uuid.UUID) string {
 	}
 	if f.Card != nil {
 		s += " " + f.Card.Attach.Status
+	}
+	if f.Hands {
+		s += " HANDS"
 	}
 	if f.Text != "" {
 		s += fmt.Sprintf(" %q", f.Text)

@@ -29,9 +29,20 @@ func (l *ledger) Create(ctx context.Context, tasks ...subagent.Task) error {
 }
 
 func (l *ledger) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Task) error) (subagent.Task, error) {
-	t, err := l.Store.Update(ctx, id, edit)
+	var before, after subagent.Task // as the last run of the edit that did something found it, and left it
+	t, err := l.Store.Update(ctx, id, func(t *subagent.Task) error {
+		was := *t
+		err := edit(t)
+		if was.Status != t.Status || !was.NotifiedAt.Equal(t.NotifiedAt) {
+			before, after = was, *t
+		}
+		return err
+	})
 	if err == nil {
-		l.j.note(fact{Says: saysStored, Op: "update", Tasks: []subagent.Task{t}})
+		f := fact{Says: saysStored, Op: "update", Tasks: []subagent.Task{t}}
+		f.Ends = after.Status.Terminal() && !before.Status.Terminal() && after.CompletedAt.Equal(t.CompletedAt)
+		f.Hands = !after.NotifiedAt.IsZero() && before.NotifiedAt.IsZero() && after.NotifiedAt.Equal(t.NotifiedAt)
+		l.j.note(f)
 	}
 	return t, err
 }

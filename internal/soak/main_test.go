@@ -12,7 +12,7 @@ import (
 )
 
 // patience bounds each single thing that must come to pass.
-const patience = 45 * time.Second
+const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
 	if options, ok := os.LookupEnv(hostVariable); ok {

@@ -14,7 +14,8 @@ import (
 
 // model knows, from the journal, what has happened and what may follow.
 type model struct {
-	path string
+	path   string
+	shared bool // several hosts use the store at once
 
 	mu      sync.Mutex // guards all below; a leaf
 	reader  reader
@@ -29,8 +30,9 @@ type model struct {
 type life struct {
 	number int
 	runner string
+	opened int64 // when it began to read the store
 	killed bool
-	over   bool
+	ended  int64          // when it had ended, in whatever way
 	calls  map[int64]call // that have not returned
 }
 
@@ -68,10 +70,12 @@ type story struct {
 
 	end       *subagent.Task // nil: nobody has seen it
 	ended     int64
-	settled   int   // the life that stored the end; 0: unknown
-	delivered int64 // when it was first seen that somebody was handed the end
-	handing   int   // the life that stored that; 0: unknown
-	firsts    int   // how often a waiter was the first
+	settled   int           // the life that stored the end; 0: unknown
+	delivered int64         // when it was first seen stored that somebody was handed the end
+	handing   int           // the life that stored that; 0: unknown
+	handler   string        // the task's owner then
+	claims    map[int]int64 // when a life first said that somebody was handed the end: it may be the only one to know
+	firsts    int           // how often a waiter was the first
 	notices   []notice
 
 	card     *subagent.Card  // the last that was put
@@ -107,10 +111,10 @@ type count struct {
 	slowestOp                         string
 }
 
-func newModel(dir string) (*model, error) {
+func newModel(dir string, shared bool) (*model, error) {
 	f, err := os.OpenFile(journalOf(dir), os.O_CREATE|os.O_RDONLY, 0o644)
 	return &model{
-		path: journalOf(dir), reader: reader{file: f},
+		path: journalOf(dir), shared: shared, reader: reader{file: f},
 		lives: make(map[int]*life), runners: make(map[string]*life), tasks: make(map[uuid.UUID]*story),
 		count: count{calls: make(map[string]int), ends: make(map[string]int), refusals: make(map[string]int)},
 	}, err
@@ -145,7 +149,7 @@ func (m *model) life(n int) *life {
 func (m *model) story(id uuid.UUID) *story {
 	s := m.tasks[id]
 	if s == nil {
-		s = &story{id: id, carded: make(map[int]int64), notified: make(map[int]int64), shown: make(map[string]bool)}
+		s = &story{id: id, claims: make(map[int]int64), carded: make(map[int]int64), notified: make(map[int]int64), shown: make(map[string]bool)}
 		m.tasks[id] = s
 	}
 	return s
@@ -156,15 +160,15 @@ func (m *model) take(f fact, at int64) {
 	l := m.life(f.Life)
 	switch f.Says {
 	case saysFound:
-		m.found(f, at)
+		m.found(l, f)
 	case saysBoot:
 		m.boot(l, f)
 	case saysKilled:
 		dead := m.life(int(f.Call))
-		dead.killed, dead.over = true, true
+		dead.killed, dead.ended = true, at
 		m.count.kills++
 	case saysEnded:
-		l.over = true
+		l.ended = at
 		m.count.restarts++
 	case saysCall:
 		m.count.calls[f.Op]++
@@ -173,7 +177,7 @@ func (m *model) take(f fact, at int64) {
 		m.returned(l, f, at)
 	case saysStored:
 		for _, t := range f.Tasks {
-			m.stored(l, t, at)
+			m.stored(l, &f, t, at)
 		}
 	case saysEnter:
 		m.enter(l, f.ID)

@@ -78,6 +78,15 @@ func (h *host) rest() error {
 	return h.show(ctx)
 }
 
+// free waits until nobody holds a slot.
+func (h *host) free() error {
+	ok, err := until(func() (bool, error) { return h.capacity.Stats().Running == 0, nil })
+	if !ok {
+		h.j.fault(uuid.Nil, "Shutdown has left Funcs alone, and they do not come back: %+v", h.capacity.Stats())
+	}
+	return err
+}
+
 // slots notes whether all of them can be had.
 func (h *host) slots() {
 	var back []func()

@@ -12,7 +12,8 @@ import (
 )
 
 // found: what a store has acknowledged is there when it is opened again.
-func (m *model) found(f fact, at int64) {
+func (m *model) found(l *life, f fact) {
+	l.opened = f.Since
 	has := make(map[uuid.UUID]row)
 	for _, r := range f.Rows {
 		has[r.ID] = r
@@ -46,20 +47,21 @@ func (m *model) boot(l *life, f fact) {
 
 // stored: acknowledged records follow each other, and none takes the place of
 // another.
-func (m *model) stored(l *life, t subagent.Task, at int64) {
+func (m *model) stored(l *life, f *fact, t subagent.Task, at int64) {
 	s := m.story(t.ID)
+	if f.Ends {
+		s.settled = l.number
+	}
+	if f.Hands {
+		s.handing, s.handler = l.number, t.Owner
+	}
+	m.handedOn(s, &t, at)
 	switch {
 	case t.Version == s.newest.Version && encode(t) != encode(s.newest):
 		m.fault(t.ID, "version %d was acknowledged twice: %s and %s", t.Version, encode(s.newest), encode(t))
 	case t.Version > s.newest.Version:
 		if s.newest.Status.Terminal() && !t.Status.Terminal() {
 			m.fault(t.ID, "stored as %s after its end", t.Status)
-		}
-		if t.Status.Terminal() && !s.newest.Status.Terminal() && t.Version == s.newest.Version+1 {
-			s.settled = l.number
-		}
-		if !t.NotifiedAt.IsZero() && s.newest.NotifiedAt.IsZero() {
-			s.handing = l.number
 		}
 		s.newest, s.storing = t, at
 	}
@@ -75,9 +77,6 @@ func (m *model) seen(t subagent.Task, at, began int64, bare bool, where string) 
 	}
 	if s.owner == "" {
 		s.owner = t.Owner
-	}
-	if s.delivered == 0 && !t.NotifiedAt.IsZero() {
-		s.delivered = at
 	}
 	switch {
 	case !t.Status.Terminal():
@@ -114,6 +113,11 @@ func (m *model) returned(l *life, f fact, at int64) {
 	for _, t := range f.Tasks {
 		m.seen(t, at, c.began, f.Bare, f.Op)
 		s := m.story(t.ID)
+		if readers[f.Op] {
+			m.handedOn(s, &t, at)
+		} else if s.claims[l.number] == 0 && !t.NotifiedAt.IsZero() {
+			s.claims[l.number] = at
+		}
 		if s.acked == 0 {
 			s.acked = at
 		}
@@ -144,9 +148,39 @@ func (m *model) stopped(l *life, t *subagent.Task, at int64) {
 	}
 }
 
+// readers are the calls that show what is stored. Those that wait may say that
+// somebody was handed an end while that is still being stored: a claim.
+var readers = map[string]bool{"get": true, "list": true, "ws get_task": true, "ws list_tasks": true}
+
+// handedOn notes a record that shows that somebody was handed the end.
+func (m *model) handedOn(s *story, t *subagent.Task, at int64) {
+	if s.delivered == 0 && !t.NotifiedAt.IsZero() {
+		s.delivered = at
+	}
+}
+
+// known is since when a host knows that somebody was handed an end; 0: it need
+// not know. All know what is stored. What a host has only claimed it knows
+// itself; with a kill that is gone, and once it has ended in order it is stored.
+func (m *model) known(s *story, l *life) int64 {
+	known := s.delivered
+	for number, at := range s.claims {
+		if by := m.life(number); by != l {
+			if by.killed || by.ended == 0 {
+				continue
+			}
+			at = max(at, by.ended)
+		}
+		if known == 0 || at < known {
+			known = at
+		}
+	}
+	return known
+}
+
 // handed: the end, and with it the usage, is handed to one waiter as the first,
-// and not once it was known to be delivered. That holds over kills: the record
-// says so before the waiter is told.
+// and not once it was known to be delivered. That there is one holds over kills:
+// the record says so before the waiter is told.
 func (m *model) handed(l *life, id uuid.UUID, c call, at int64) {
 	s := m.story(id)
 	s.firsts++
@@ -154,7 +188,7 @@ func (m *model) handed(l *life, id uuid.UUID, c call, at int64) {
 	if s.firsts > 1 {
 		m.fault(id, "its usage was handed out by a wait %d times", s.firsts)
 	}
-	if s.delivered != 0 && s.delivered <= c.began {
+	if known := m.known(s, l); known != 0 && known <= c.began {
 		m.fault(id, "its usage was handed out by %s, which began after it was delivered", c.op)
 	}
 	for _, n := range s.notices {
@@ -200,10 +234,11 @@ func (m *model) card(l *life, f fact, at int64) {
 	s.card = c
 }
 
-// notifying: no notice begins once the task was delivered. Whether it is owed
-// is decided after its card was put: only what was known by then counts. A
-// wait in another process may be handed the end as soon as it is stored, and
-// this one does not ask the store before the first attempt.
+// notifying: no notice begins once the task is known to be delivered. Whether it
+// is owed is decided after its card was put, and anew before each attempt: only
+// what was known by then counts. Before the first attempt a host does not ask
+// the store: a wait in another process may have been handed the end since it was
+// stored.
 func (m *model) notifying(l *life, f fact, at int64) {
 	t := f.Tasks[0]
 	s := m.story(t.ID)
@@ -211,15 +246,25 @@ func (m *model) notifying(l *life, f fact, at int64) {
 	if !t.Status.Terminal() || !t.Background {
 		m.fault(t.ID, "a notice of a task that owes none: %s", brief(&t))
 	}
-	decided := max(s.carded[l.number], s.notified[l.number]) // a later attempt is decided anew
+	asked := max(l.opened, s.notified[l.number]) // since then it has read the record
+	decided := max(asked, s.carded[l.number])
+	known, claimed := m.known(s, l), s.claims[l.number]
 	switch {
-	case s.delivered == 0 || s.delivered > decided:
-	case s.handing != 0 && s.handing != l.number:
+	case known == 0 || known > decided:
+	case m.abroad(s, l) && known > asked && (claimed == 0 || claimed > decided):
 		m.count.abroad++
 	default:
 		m.fault(t.ID, "a notice began after it was delivered")
 	}
 	s.notified[l.number] = at
+}
+
+// abroad reports whether another host stored that somebody was handed the end,
+// or may have, without l having read that in any case. It has if that host was
+// the task's owner: then l took the task over after its death.
+func (m *model) abroad(s *story, l *life) bool {
+	owner := s.handing != 0 && m.life(s.handing).runner == s.handler
+	return m.shared && s.handing != l.number && !owner
 }
 
 // notice: one is repeated only if the process died that made the one before.

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -72,7 +74,7 @@ func newSoak(t *testing.T, p plan, seed uint64) *soak {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.j.file.Close() })
-	if s.m, err = newModel(s.dir); err != nil {
+	if s.m, err = newModel(s.dir, p.hosts > 1); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.m.reader.file.Close() })
@@ -130,7 +132,7 @@ func (s *soak) rest(seats []*seat) error {
 	}
 	for _, at := range seats {
 		if err := at.quit(); err != nil {
-			return err
+			return fmt.Errorf("host %d: %w", at.number, err)
 		}
 	}
 	_, err := s.m.catchUp()
@@ -152,19 +154,21 @@ type seat struct {
 }
 
 // live starts hosts and ends them until it is time to rest. Then one is left.
-func (at *seat) live(end time.Time) error {
+func (at *seat) live(until time.Time) error {
 	for {
 		if err := at.up(); err != nil {
 			return err
 		}
-		well, err := at.watch(end, time.Duration(300+at.random.IntN(1500))*time.Millisecond)
-		if err != nil || !well || time.Now().After(end) {
+		well, err := at.watch(until, time.Duration(300+at.random.IntN(1500))*time.Millisecond)
+		if err != nil || !well || time.Now().After(until) {
 			return err
 		}
+		end := at.quit
 		if at.memory == nil && at.random.IntN(4) > 0 {
-			at.kill()
-		} else if err := at.quit(); err != nil {
-			return err
+			end = at.kill
+		}
+		if err := end(); err != nil {
+			return fmt.Errorf("host %d: %w", at.number, err)
 		}
 	}
 }
@@ -225,17 +229,23 @@ func (at *seat) idle() {
 }
 
 // kill ends the host's process as kill -9 does.
-func (at *seat) kill() {
+func (at *seat) kill() error {
 	runner, _ := at.host.id()
 	at.dead = append(at.dead, runner)
-	at.host.kill()
+	err := at.host.kill()
+	at.host = nil
 	at.j.note(fact{Says: saysKilled, Call: int64(at.number)})
 	at.away()
+	return err
 }
 
 // quit ends the host in order.
 func (at *seat) quit() error {
 	err := at.host.ask("quit")
+	if err == nil {
+		err = at.host.over()
+		at.host = nil
+	}
 	at.away()
 	return err
 }
@@ -243,7 +253,7 @@ func (at *seat) quit() error {
 // away ends what is left of a host and of the connection with it.
 func (at *seat) away() {
 	if at.host != nil {
-		at.host.kill()
+		_ = at.host.kill() // what is wrong with it was said before
 		at.host = nil
 	}
 	if at.line != nil {
@@ -257,12 +267,14 @@ func (at *seat) away() {
 type peer interface {
 	id() (runner, url string)
 	ask(command string) error
-	kill()
+	kill() error // as kill -9 does
+	over() error // after it was asked to quit
 }
 
 // process is a host in a process of its own.
 type process struct {
 	cmd         *exec.Cmd
+	end         io.Closer // of its input: with it the host ends
 	runner, url string
 	in          *bufio.Writer
 	lines       chan string // what it says; closed when it has ended
@@ -274,13 +286,13 @@ func start(o hostOptions) (peer, error) {
 		return nil, err
 	}
 	p := &process{cmd: exec.Command(self), lines: make(chan string, 16)}
-	p.cmd.Env = append(os.Environ(), hostVariable+"="+encode(o))
+	p.cmd.Env = append(os.Environ(), hostVariable+"="+encode(o), "GORACE=halt_on_error=1")
 	p.cmd.Stderr = os.Stderr
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	p.in = bufio.NewWriter(in)
+	p.in, p.end = bufio.NewWriter(in), in
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -296,8 +308,7 @@ func start(o hostOptions) (peer, error) {
 	}()
 	hello, err := p.line()
 	if err != nil {
-		p.kill()
-		return nil, err
+		return nil, errors.Join(err, p.kill())
 	}
 	p.runner, p.url, _ = strings.Cut(hello, " ")
 	return p, nil
@@ -335,17 +346,33 @@ func (p *process) ask(command string) error {
 	return err
 }
 
-func (p *process) kill() {
+// kill ends it as kill -9 does. It is an error if it had ended by itself, as
+// with a panic or a data race.
+func (p *process) kill() error {
 	_ = p.cmd.Process.Kill()
 	for range p.lines {
 	}
 	_ = p.cmd.Wait()
+	if s, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && s.Signal() == syscall.SIGKILL {
+		return nil
+	}
+	return fmt.Errorf("it had ended by itself: %v", p.cmd.ProcessState)
+}
+
+// over waits until it has ended in order.
+func (p *process) over() error {
+	_ = p.end.Close()
+	late := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
+	defer late.Stop()
+	for range p.lines {
+	}
+	return p.cmd.Wait()
 }
 
 // inmate is a host in the test's own process.
 type inmate struct {
 	*host
-	over bool
+	gone bool
 }
 
 func inside(o hostOptions, memory *subagent.MemoryStore) (peer, error) {
@@ -356,13 +383,16 @@ func inside(o hostOptions, memory *subagent.MemoryStore) (peer, error) {
 func (i *inmate) id() (runner, url string) { return i.runner.ID(), i.url }
 
 func (i *inmate) ask(command string) error {
-	i.over = i.over || command == "quit"
+	i.gone = i.gone || command == "quit"
 	return commands[command](i.host)
 }
 
 // kill only ends what has not ended: there is no process to kill.
-func (i *inmate) kill() {
-	if !i.over {
-		_ = i.ask("quit")
+func (i *inmate) kill() error {
+	if i.gone {
+		return nil
 	}
+	return i.ask("quit")
 }
+
+func (i *inmate) over() error { return nil }
