@@ -161,16 +161,7 @@ func TestHouse_EveryPackageLooksForLeaks(t *testing.T) {
 // Each test that a page names is there, also those of nested modules; of a name
 // that ends in "_" at least one.
 func TestHouse_PagesNameTestsThatAreThere(t *testing.T) {
-	test := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	var tests strings.Builder // each name in a line of its own
-	require.NoError(t, filepath.WalkDir(".", func(name string, _ fs.DirEntry, err error) error {
-		if err == nil && filepath.Ext(name) == ".go" {
-			for _, m := range test.FindAllStringSubmatch(readPage(t, name), -1) {
-				tests.WriteString("\n" + m[1] + "\n")
-			}
-		}
-		return err
-	}))
+	tests := "\n" + strings.Join(everyTest(t), "\n\n") + "\n" // each in a line of its own
 	pages, err := filepath.Glob("docs/*.md")
 	require.NoError(t, err)
 	named := regexp.MustCompile(`\bTest[A-Z]\w+`)
@@ -180,7 +171,43 @@ func TestHouse_PagesNameTestsThatAreThere(t *testing.T) {
 			if strings.HasSuffix(name, "_") {
 				end = ""
 			}
-			assert.True(t, strings.Contains(tests.String(), "\n"+name+end), "%s names %s", page, name)
+			assert.True(t, strings.Contains(tests, "\n"+name+end), "%s names %s", page, name)
 		}
 	}
+}
+
+// Each test that is named after a fault, in nested modules too, stands in a row
+// of the register of faults, and each row names a test.
+func TestHouse_TheRegisterNamesEachTestOfAFault(t *testing.T) {
+	named := map[string]bool{}
+	rows := regexp.MustCompile(`(?m)^- .+$`).FindAllString(readPage(t, "docs/faults.md"), -1)
+	require.Greater(t, len(rows), 100)
+	for _, row := range rows {
+		tests := regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(row, -1)
+		assert.NotEmpty(t, tests, row)
+		for _, m := range tests {
+			named[m[1]] = true
+		}
+	}
+	ofFault := regexp.MustCompile(`^TestB\d{3}_`)
+	for _, name := range everyTest(t) {
+		if ofFault.MatchString(name) {
+			assert.True(t, named[name], "docs/faults.md does not name %s", name)
+		}
+	}
+}
+
+// everyTest is the name of each test, also of those of nested modules.
+func everyTest(t *testing.T) (names []string) {
+	t.Helper()
+	test := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	require.NoError(t, filepath.WalkDir(".", func(name string, _ fs.DirEntry, err error) error {
+		if err == nil && filepath.Ext(name) == ".go" {
+			for _, m := range test.FindAllStringSubmatch(readPage(t, name), -1) {
+				names = append(names, m[1])
+			}
+		}
+		return err
+	}))
+	return names
 }
