@@ -30,6 +30,10 @@
 // spawn whose ctx ends may leave a record that was stored too late, errored
 // (store).
 //
+// A stop reaches what is below its task, unless the task is over by then: while
+// its end is being stored it may still be shown running, with a stop that
+// another process has asked for in vain.
+//
 // # How it works
 //
 // A host (host_test.go) is a process with a Runner on one of the stores, a web

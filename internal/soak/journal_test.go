@@ -114,9 +114,14 @@ type reader struct {
 	torn int   // lines that a killed process left unfinished
 }
 
-// read calls f with each fact that has come since, and with where its line ends.
+// read calls f with each fact that has come since, and with where its line ends:
+// those that are there when it begins, for others may come faster than it reads.
 func (r *reader) read(f func(fact, int64)) error {
-	in := bufio.NewReaderSize(io.NewSectionReader(r.file, r.at, 1<<62), 1<<20)
+	info, err := r.file.Stat()
+	if err != nil {
+		return err
+	}
+	in := bufio.NewReaderSize(io.NewSectionReader(r.file, r.at, info.Size()-r.at), 1<<20)
 	for {
 		line, err := in.ReadBytes('\n')
 		if err == io.EOF {

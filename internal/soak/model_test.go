@@ -201,19 +201,18 @@ func (m *model) take(f fact, at int64) {
 	}
 }
 
-// print is all faults, each with the history of its task.
+// print is all faults, each with the history of its task and of those above it.
 func (m *model) print() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var b strings.Builder
 	for i, f := range m.faults {
 		fmt.Fprintf(&b, "\nfault %d: %s\n", i+1, f.text)
-		if f.id == uuid.Nil {
-			continue
-		}
-		fmt.Fprintf(&b, "history of task %s:\n", f.id)
-		for _, line := range history(m.path, f.id) {
-			fmt.Fprintln(&b, "  ", line)
+		for s := m.tasks[f.id]; s != nil; s = m.tasks[s.first.ParentTaskID] {
+			fmt.Fprintf(&b, "history of task %s:\n", s.id)
+			for _, line := range history(m.path, s.id) {
+				fmt.Fprintln(&b, "  ", line)
+			}
 		}
 	}
 	return b.String()

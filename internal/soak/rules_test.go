@@ -295,7 +295,9 @@ func (m *model) calm(f fact) {
 }
 
 // stoppedBy is the first acknowledged stop that reaches a task, and of which
-// task it is: itself, or an ancestor up to an independent one.
+// task it is: itself, or an ancestor up to an independent one. An ancestor whose
+// Func was back and that ended as that said had merely ended: who stops it then
+// finds it running at most because its end is still being stored.
 func (m *model) stoppedBy(id uuid.UUID) (by uuid.UUID, at int64) {
 	life := 0
 	for s := m.tasks[id]; s != nil; s = m.tasks[s.first.ParentTaskID] {
@@ -303,7 +305,7 @@ func (m *model) stoppedBy(id uuid.UUID) (by uuid.UUID, at int64) {
 			life = owner.number
 		}
 		for _, stop := range s.stops {
-			if stop.life == life && (at == 0 || stop.at < at) {
+			if stop.life == life && (at == 0 || stop.at < at) && !s.over(stop.at) {
 				by, at = s.id, stop.at
 			}
 		}
@@ -312,6 +314,15 @@ func (m *model) stoppedBy(id uuid.UUID) (by uuid.UUID, at int64) {
 		}
 	}
 	return by, at
+}
+
+// over reports whether the task's Func was back at that moment, and its end is
+// what came of that.
+func (s *story) over(at int64) bool {
+	if s.end == nil || s.left == 0 || s.left >= at {
+		return false
+	}
+	return s.end.Status == subagent.StatusCompleted || s.end.Reason == subagent.ReasonError || s.end.Reason == subagent.ReasonPanic
 }
 
 // disobeyed: who was told to stop, itself or by way of an ancestor, neither goes

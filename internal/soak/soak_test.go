@@ -44,7 +44,7 @@ func TestSoak(t *testing.T) {
 			err := s.run(length / time.Duration(len(plans)))
 			pages = append(pages, s.page())
 			if faults := s.m.print(); faults != "" {
-				t.Error(faults)
+				t.Errorf("%s\nthe whole journal is in %s", faults, s.keep())
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -82,6 +82,19 @@ func newSoak(t *testing.T, p plan, seed uint64) *soak {
 		s.memory = subagent.NewMemoryStore()
 	}
 	return s
+}
+
+// keep copies the journal to where it stays.
+func (s *soak) keep() string {
+	to, err := os.CreateTemp("", fmt.Sprintf("subagent-soak-%d-*.journal", s.seed))
+	if err != nil {
+		return err.Error()
+	}
+	defer to.Close()
+	if _, err := io.Copy(to, io.NewSectionReader(s.j.file, 0, s.j.now())); err != nil {
+		return err.Error()
+	}
+	return to.Name()
 }
 
 // run lets the hosts live for a while, and brings them to rest.

@@ -155,3 +155,61 @@ func TestModel_Deliveries(t *testing.T) {
 		})
 	}
 }
+
+// TestModel_StopOfAParent: whom a stop reaches that its own host has acknowledged.
+func TestModel_StopOfAParent(t *testing.T) {
+	kid := uuid.MustParse("019c0000-0000-7000-8000-000000000002")
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	parent := func(status subagent.Status, reason subagent.Reason, stop bool) subagent.Task {
+		t := subagent.Task{ID: theTask, Owner: "a", Status: status, Reason: reason}
+		if stop {
+			t.CancelRequestedAt = at
+		}
+		return t
+	}
+	running := parent(subagent.StatusRunning, "", true)
+	stop := fact{Says: saysReturn, Call: 1, Op: "cancel", Tasks: some(running)}
+	left := fact{Says: saysLeft, ID: theTask, Text: "returns"}
+	const reached = "it worked on after a stop of 019c0000-0000-7000-8000-000000000001 was acknowledged, and ended as if there was none"
+	for _, c := range []struct {
+		name  string
+		facts []fact // left's place is filled in
+		ends  subagent.Task
+		want  string // of the child
+		above string // of the parent
+	}{
+		{"in time", []fact{stop, left}, parent(subagent.StatusCancelled, subagent.ReasonUser, true), reached, ""},
+		{"as its Func is back", []fact{left, stop}, parent(subagent.StatusCancelled, subagent.ReasonUser, true), reached, ""},
+		{"once it is over", []fact{left, stop}, parent(subagent.StatusCompleted, "", true), "", ""},
+		{"once it has failed", []fact{left, stop}, parent(subagent.StatusErrored, subagent.ReasonError, true), "", ""},
+		{"after its time limit", []fact{left, stop}, parent(subagent.StatusErrored, subagent.ReasonTimeout, true), reached, ""},
+		{"in time, and it does not obey", []fact{stop, left}, parent(subagent.StatusCompleted, "", true), reached, reached},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m, err := newModel(t.TempDir(), true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.reader.file.Close()
+			p := new(past).boot(1, "a").add(1, fact{Says: saysStored, Tasks: some(parent(subagent.StatusRunning, "", false))})
+			p.add(1, fact{Says: saysStored, Tasks: some(subagent.Task{ID: kid, Owner: "a", Status: subagent.StatusRunning, ParentTaskID: theTask})})
+			for _, f := range c.facts {
+				f.Since = int64(len(p.facts))
+				p.add(1, f)
+			}
+			c.ends.Version = 2
+			p.add(1, fact{Says: saysStored, Tasks: some(c.ends)})
+			p.add(1, fact{Says: saysLeft, ID: kid, Text: "returns", Since: int64(len(p.facts))})
+			p.add(1, fact{Says: saysStored, Tasks: some(subagent.Task{ID: kid, Owner: "a", Status: subagent.StatusCompleted, ParentTaskID: theTask, Version: 1})})
+			for i, f := range p.facts {
+				m.take(f, int64(i+1))
+			}
+			if got := m.disobeyed(m.story(kid)); got != c.want {
+				t.Errorf("of the child it says %q, and should say %q", got, c.want)
+			}
+			if got := m.disobeyed(m.story(theTask)); got != c.above {
+				t.Errorf("of the parent it says %q, and should say %q", got, c.above)
+			}
+		})
+	}
+}
