@@ -284,11 +284,12 @@ func TestB045_AStormOfWaitersThatGiveUp(t *testing.T) {
 // is stopped in line has ended in that moment.
 func TestB045_AStormOfTasksThatAreStopped(t *testing.T) {
 	rnd := seeded(t)
-	ops := 1_500
+	ops := often(100_000, 1_500)
 	if testing.Short() {
 		ops = 500
 	}
-	inRig(t, subagent.Config{Workers: 3}, func(t *testing.T, r *rig) {
+	inRig(t, subagent.Config{Workers: 3, MaxQueued: -1}, func(t *testing.T, r *rig) {
+		r.inner.SetRetention(-1)
 		var open []uuid.UUID
 		for range ops {
 			switch n := rnd.IntN(3); {

@@ -3,7 +3,6 @@ package subagent_test
 import (
 	"context"
 	"errors"
-	"os"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -118,10 +117,6 @@ func twoCauses(r *rig, first, second stopCause) {
 // Time limit and stop in the same instant: one end each, the one whose cause
 // the work saw, and it stays.
 func TestB073_TimeLimitAndStopInOneInstant(t *testing.T) {
-	batches := 1
-	if os.Getenv("SUBAGENT_TEST_STRESS") != "" {
-		batches = 20
-	}
 	bubble.Test(t, func(t *testing.T) {
 		const batch = 500
 		store := subagent.NewMemoryStore()
@@ -132,7 +127,7 @@ func TestB073_TimeLimitAndStopInOneInstant(t *testing.T) {
 		ends := r.Subscribe(subagent.Filter{Statuses: []subagent.Status{subagent.StatusCompleted, subagent.StatusCancelled, subagent.StatusErrored}})
 		go p.listen(ends) // ends with the Runner
 		won := map[subagent.Reason]int{}
-		for range batches {
+		for range often(10_000, 1000) / batch {
 			for reason, n := range timeLimitDuels(t, r, p, store, batch) {
 				won[reason] += n
 			}
@@ -248,10 +243,10 @@ func TestB078_AStopAfterTheLastWord(t *testing.T) {
 }
 
 // A stop and the work's own end race: memory, store, card, event, notice and
-// waiter agree. TestG3_StopAgainstFinish has more rounds of the same.
+// waiter agree. TestG3_StopAgainstFinish has all rounds of the same each time.
 func TestB079_StopAndFinishRace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // without timers, as there
-		const rounds = 1000
+		rounds := often(20_000, 1000)
 		rng, d := seeded(t), newDuels(t)
 		for i := range rounds {
 			d.first(d.fight(i%3, rng.IntN(3)))
