@@ -86,7 +86,7 @@ func newHost(o hostOptions, memory *subagent.MemoryStore) (*host, error) {
 	h.sinks = sinks{h: h, random: rand.New(rand.NewPCG(o.Seed, 1)), busy: make(map[string]bool), cards: make(map[uuid.UUID]bool)}
 	h.runner, err = subagent.New(context.Background(), subagent.Config{
 		Store: keep(h.store, h.j), Func: h.work, Cards: &h.sinks, Notifier: &h.sinks, Capacity: h.capacity, MaxDepth: maxDepth,
-		CancelGrace: grace, ShutdownGrace: time.Second, StoreTimeout: time.Minute,
+		CancelGrace: grace, ShutdownGrace: time.Second, StoreTimeout: patience,
 	})
 	if err != nil {
 		return nil, err
@@ -111,7 +111,7 @@ func openStore(o hostOptions) (subagent.Store, error) {
 	if o.Store == inGit {
 		return gitstore.Open(filepath.Join(o.Dir, "sessions"), gitstore.Options{})
 	}
-	s, err := sqlstore.OpenSQLite(filepath.Join(o.Dir, "tasks.db"), sqlstore.Options{BusyTimeout: 30 * time.Second})
+	s, err := sqlstore.OpenSQLite(filepath.Join(o.Dir, "tasks.db"), sqlstore.Options{BusyTimeout: time.Minute})
 	for _, dead := range o.Dead {
 		if err == nil {
 			err = s.Release(context.Background(), dead)
