@@ -90,52 +90,56 @@ func (p *past) over(life int) *past   { return p.add(life, fact{Says: saysEnded}
 // begun is a host that has stored the end.
 func begun() *past { return new(past).boot(1, "a").ends(1) }
 
-// TestModel_Deliveries: what the model says of deliveries that follow each other.
+// What the model says of deliveries.
+const (
+	allWell   = ""
+	delivered = "a notice began after it was delivered"
+	again     = "a second notice, and the process that made the first one did not die"
+	twice     = "its usage was handed out by a wait 2 times"
+	late      = "its usage was handed out by await any, which began after it was delivered"
+)
+
+// deliveries are histories of deliveries that follow each other.
+var deliveries = []struct {
+	name   string
+	shared bool // by two hosts
+	past   *past
+	want   string
+}{
+	{"told and stored", false, begun().card(1).noticed(1).hands(1, "a").waits(1, false), allWell},
+	{"twice by one process", false, begun().card(1).noticed(1).noticed(1), again},
+	{"again by the next, that ended in order", false, begun().card(1).noticed(1).over(1).boot(2, "b").noticed(2), again},
+	{"again by the next, not stored", false, begun().card(1).noticed(1).killed(1).boot(2, "b").noticed(2), allWell},
+	{"again by the next, stored", false, begun().card(1).noticed(1).hands(1, "a").killed(1).boot(2, "b").noticed(2), delivered},
+	{"again by the next, as a reader saw stored", false, begun().card(1).noticed(1).reads(1).killed(1).boot(2, "b").noticed(2), delivered},
+
+	{"claimed, and a notice", false, begun().waits(1, false).card(1).notices(1), delivered},
+	{"claimed while the notice was under way", false, begun().card(1).waits(1, false).notices(1), allWell},
+	{"claimed, and the notice once more", false, begun().card(1).notices(1).waits(1, false).notices(1).notices(1), delivered},
+	{"read, and a notice", false, begun().reads(1).card(1).notices(1), delivered},
+	{"claimed and killed, and a notice", false, begun().card(1).waits(1, false).killed(1).boot(2, "b").card(2).notices(2), allWell},
+	{"claimed and ended in order, and a notice", false, begun().card(1).waits(1, false).over(1).boot(2, "b").card(2).notices(2), delivered},
+	{"claimed, stored and killed, and a notice", false, begun().card(1).waits(1, false).hands(1, "a").killed(1).boot(2, "b").notices(2), delivered},
+
+	{"claimed, and a first wait", false, begun().waits(1, false).waits(1, true), late},
+	{"claimed and killed, and a first wait", false, begun().waits(1, false).killed(1).boot(2, "b").waits(2, true), allWell},
+	{"claimed and ended in order, and a first wait", false, begun().waits(1, false).over(1).boot(2, "b").waits(2, true), late},
+	{"stored and killed, and a first wait", false, begun().hands(1, "a").killed(1).boot(2, "b").waits(2, true), late},
+	{"two first waits, over a kill", false, begun().waits(1, true).killed(1).boot(2, "b").waits(2, true), twice},
+
+	{"claimed here, and a first wait there", true, begun().boot(2, "b").waits(1, false).waits(2, true), allWell},
+	{"stored there, and the first attempt here", true, begun().boot(2, "b").hands(2, "a").card(1).notices(1), allWell},
+	{"read there, not noted yet, and the first attempt here", true, begun().boot(2, "b").reads(2).card(1).notices(1), allWell},
+	{"stored there, and the second attempt here", true, begun().boot(2, "b").card(1).notices(1).hands(2, "a").notices(1).notices(1), delivered},
+	{"stored here, and the first attempt here", true, begun().boot(2, "b").hands(1, "a").card(1).notices(1), delivered},
+	{"claimed here and stored there, and the first attempt here", true, begun().boot(2, "b").hands(2, "a").waits(1, false).card(1).notices(1), delivered},
+	{"stored by the dead owner, and taken over by one who lives", true, begun().boot(2, "b").card(1).hands(1, "a").killed(1).card(2).notices(2), delivered},
+	{"stored by one who then takes it over", true, begun().boot(2, "b").hands(2, "a").killed(1).card(2).notices(2), delivered},
+	{"stored by a third, and taken over by one who lives", true, begun().boot(2, "b").boot(3, "c").killed(1).hands(3, "b").card(2).notices(2), allWell},
+}
+
 func TestModel_Deliveries(t *testing.T) {
-	const (
-		fine   = ""
-		notice = "a notice began after it was delivered"
-		again  = "a second notice, and the process that made the first one did not die"
-		twice  = "its usage was handed out by a wait 2 times"
-		late   = "its usage was handed out by await any, which began after it was delivered"
-	)
-	for _, c := range []struct {
-		name   string
-		shared bool // by two hosts
-		past   *past
-		want   string
-	}{
-		{"told and stored", false, begun().card(1).noticed(1).hands(1, "a").waits(1, false), fine},
-		{"twice by one process", false, begun().card(1).noticed(1).noticed(1), again},
-		{"again by the next, that ended in order", false, begun().card(1).noticed(1).over(1).boot(2, "b").noticed(2), again},
-		{"again by the next, not stored", false, begun().card(1).noticed(1).killed(1).boot(2, "b").noticed(2), fine},
-		{"again by the next, stored", false, begun().card(1).noticed(1).hands(1, "a").killed(1).boot(2, "b").noticed(2), notice},
-		{"again by the next, as a reader saw stored", false, begun().card(1).noticed(1).reads(1).killed(1).boot(2, "b").noticed(2), notice},
-
-		{"claimed, and a notice", false, begun().waits(1, false).card(1).notices(1), notice},
-		{"claimed while the notice was under way", false, begun().card(1).waits(1, false).notices(1), fine},
-		{"claimed, and the notice once more", false, begun().card(1).notices(1).waits(1, false).notices(1).notices(1), notice},
-		{"read, and a notice", false, begun().reads(1).card(1).notices(1), notice},
-		{"claimed and killed, and a notice", false, begun().card(1).waits(1, false).killed(1).boot(2, "b").card(2).notices(2), fine},
-		{"claimed and ended in order, and a notice", false, begun().card(1).waits(1, false).over(1).boot(2, "b").card(2).notices(2), notice},
-		{"claimed, stored and killed, and a notice", false, begun().card(1).waits(1, false).hands(1, "a").killed(1).boot(2, "b").notices(2), notice},
-
-		{"claimed, and a first wait", false, begun().waits(1, false).waits(1, true), late},
-		{"claimed and killed, and a first wait", false, begun().waits(1, false).killed(1).boot(2, "b").waits(2, true), fine},
-		{"claimed and ended in order, and a first wait", false, begun().waits(1, false).over(1).boot(2, "b").waits(2, true), late},
-		{"stored and killed, and a first wait", false, begun().hands(1, "a").killed(1).boot(2, "b").waits(2, true), late},
-		{"two first waits, over a kill", false, begun().waits(1, true).killed(1).boot(2, "b").waits(2, true), twice},
-
-		{"claimed here, and a first wait there", true, begun().boot(2, "b").waits(1, false).waits(2, true), fine},
-		{"stored there, and the first attempt here", true, begun().boot(2, "b").hands(2, "a").card(1).notices(1), fine},
-		{"read there, not noted yet, and the first attempt here", true, begun().boot(2, "b").reads(2).card(1).notices(1), fine},
-		{"stored there, and the second attempt here", true, begun().boot(2, "b").card(1).notices(1).hands(2, "a").notices(1).notices(1), notice},
-		{"stored here, and the first attempt here", true, begun().boot(2, "b").hands(1, "a").card(1).notices(1), notice},
-		{"claimed here and stored there, and the first attempt here", true, begun().boot(2, "b").hands(2, "a").waits(1, false).card(1).notices(1), notice},
-		{"stored by the dead owner, and taken over by one who lives", true, begun().boot(2, "b").card(1).hands(1, "a").killed(1).card(2).notices(2), notice},
-		{"stored by one who then takes it over", true, begun().boot(2, "b").hands(2, "a").killed(1).card(2).notices(2), notice},
-		{"stored by a third, and taken over by one who lives", true, begun().boot(2, "b").boot(3, "c").killed(1).hands(3, "b").card(2).notices(2), fine},
-	} {
+	for _, c := range deliveries {
 		t.Run(c.name, func(t *testing.T) {
 			m, err := newModel(t.TempDir(), c.shared)
 			if err != nil {
