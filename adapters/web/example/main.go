@@ -114,6 +114,8 @@ func run(ctx context.Context, o options, stdout io.Writer) error {
 	}
 	w := newWork(o)
 	runner, err := subagent.New(ctx, subagent.Config{
+		Func:          w.readTree, // of tasks that are spawned over HTTP or WebSocket
+		Notifier:      w,
 		Workers:       o.workers,
 		CancelGrace:   3 * time.Second, // a person should not wait long to see a forced end
 		ShutdownGrace: 100 * time.Millisecond,

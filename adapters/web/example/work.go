@@ -39,6 +39,10 @@ func newWork(o options) *work {
 	return &work{root: o.dir, pause: o.pause, seen: make(map[string]bool)}
 }
 
+// Notify implements subagent.Notifier. The page shows each end; but a task of
+// whose end nobody was told is never forgotten.
+func (w *work) Notify(context.Context, subagent.Task) error { return nil }
+
 // request is what a button of the page spawns.
 func (w *work) request(kind string) (subagent.Request, bool) {
 	switch kind {
