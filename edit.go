@@ -14,6 +14,7 @@ type edit struct {
 	cancel   *request  // a cancel that was asked for while the task was live
 	notified time.Time // when its end was handed to somebody
 	owner    *handover // who recovers it, or delivers its notice
+	shared   bool      // another call of this Runner may make it too
 }
 
 // ending is everything that a record learns when its task settles.

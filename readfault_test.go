@@ -3,11 +3,15 @@ package subagent_test
 import (
 	"context"
 	"fmt"
+	"iter"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
@@ -272,4 +276,54 @@ func TestG9_ADeletionThatWasReportedAsFailed(t *testing.T) {
 			require.Empty(t, list)
 		})
 	})
+}
+
+// witness counts the calls that come with a ctx which has not ended.
+type witness struct {
+	subagent.Store
+	live atomic.Int64
+}
+
+func (w *witness) saw(ctx context.Context) {
+	if ctx.Err() == nil {
+		w.live.Add(1)
+	}
+}
+
+func (w *witness) List(ctx context.Context, f subagent.Filter) iter.Seq2[subagent.Task, error] {
+	w.saw(ctx)
+	return w.Store.List(ctx, f)
+}
+
+func (w *witness) Delete(ctx context.Context, ids ...uuid.UUID) error {
+	w.saw(ctx)
+	return w.Store.Delete(ctx, ids...)
+}
+
+// What is asked with a ctx that has ended is nothing that a store may do, also
+// when its call comes before ours looks at the ctx.
+func TestACtxThatHasEndedReachesNoStoreAlive(t *testing.T) {
+	store := &witness{Store: subagent.NewMemoryStore()}
+	r, err := subagent.New(t.Context(), subagent.Config{Store: store})
+	require.NoError(t, err)
+	store.live.Store(0)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	row := storeTask(subagent.StatusCompleted)
+	require.NoError(t, store.Create(t.Context(), row))
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 1000 {
+				assert.ErrorIs(t, r.Forget(over, row.ID), context.Canceled)
+				_, err := r.List(over, subagent.Filter{})
+				assert.ErrorIs(t, err, context.Canceled)
+			}
+		})
+	}
+	all.Wait()
+	require.NoError(t, r.Shutdown(t.Context()))
+	require.Zero(t, store.live.Load())
+	_, err = store.Get(t.Context(), row.ID)
+	require.NoError(t, err)
 }

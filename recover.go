@@ -248,7 +248,7 @@ func (r *Runner) recoverTask(row *Task) (*Task, error) {
 		e.placeNoticeLocked()
 		e.mu.Unlock()
 	}
-	e.settle(&edit{to: n.status, at: stamp(row.lastStamp()), end: &n, owner: &handover{row.Owner, r.id}})
+	e.settle(&edit{to: n.status, at: stamp(row.lastStamp()), end: &n, owner: &handover{row.Owner, r.id}, shared: err != nil})
 	return e.view(true), nil
 }
 

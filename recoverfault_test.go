@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-subagent/subagent"
@@ -226,4 +227,64 @@ func TestG13_CardsArePutAgainOnce(t *testing.T) {
 		}
 		require.NoError(t, r.Shutdown(t.Context()))
 	})
+}
+
+// meeting has the first two edits of a task read the same record before either
+// is committed, as stores without locks may.
+type meeting struct {
+	*subagent.MemoryStore
+	id   uuid.UUID
+	seen atomic.Int32
+	both chan struct{}
+}
+
+func (m *meeting) Update(ctx context.Context, id uuid.UUID, edit func(*subagent.Task) error) (subagent.Task, error) {
+	return m.MemoryStore.Update(ctx, id, func(t *subagent.Task) error {
+		err := edit(t)
+		if id == m.id {
+			if m.seen.Add(1) == 2 {
+				close(m.both)
+			}
+			<-m.both
+		}
+		return err
+	})
+}
+
+// A Runner that is shut down keeps no register of what it recovers: there the
+// store alone can say which of two calls was it.
+func TestG3_ALostEndIsToldOnceByARunnerThatCloses(t *testing.T) {
+	for when, shutFor := range map[string]time.Duration{"closing": time.Second, "closed": time.Minute} {
+		t.Run(when, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				row := orphan(subagent.StatusRunning)
+				store, told := &meeting{MemoryStore: subagent.NewMemoryStore(), id: row.ID, both: make(chan struct{})}, newTape()
+				r, err := subagent.New(t.Context(), subagent.Config{Store: store, Cards: told, ShutdownGrace: time.Minute})
+				require.NoError(t, err)
+				_, err = r.Spawn(t.Context(), rigAsk("slow", func(q *subagent.Request) {
+					q.Func = func(context.Context, *subagent.Run) (subagent.Result, error) {
+						time.Sleep(30 * time.Second)
+						return subagent.Result{}, nil
+					}
+				}))
+				require.NoError(t, err)
+				synctest.Wait()
+				require.NoError(t, store.Create(t.Context(), row))
+				go r.Shutdown(context.Background()) // ends with the slow task
+				time.Sleep(shutFor)
+				for range 2 {
+					go func() { // ends with the other, and before the test
+						end, err := r.Cancel(context.Background(), row.ID, subagent.CancelOptions{})
+						assert.NoError(t, err)
+						assert.Equal(t, subagent.ReasonLost, end.Reason)
+					}()
+				}
+				synctest.Wait()
+				cards, _, _ := told.heard(row.ID)
+				require.Len(t, cards, 1)
+				require.EqualValues(t, 1, r.Stats().Errored)
+				require.NoError(t, r.Shutdown(context.Background()))
+			})
+		})
+	}
 }

@@ -127,6 +127,9 @@ func guard[T any](host callContext, within time.Duration, call func(context.Cont
 		over  = host.Context.Done()
 	)
 	ctx, cancel := context.WithTimeout(host, within)
+	if isClosed(over) {
+		cancel() // a store is to see that from the start
+	}
 	// Whether the call says so or is left alone, the error is the same.
 	outOfTime := func() error {
 		if isClosed(over) {
@@ -303,7 +306,7 @@ func (r *Runner) update(ctx context.Context, id uuid.UUID, d *edit, within time.
 // equal: where there may be one, nobody claims to be first who cannot know.
 func (r *Runner) recognizes(d *edit, row *Task) bool {
 	if d.owner != nil {
-		return d.owner.from != d.owner.to && row.Owner == d.owner.to
+		return !d.shared && d.owner.from != d.owner.to && row.Owner == d.owner.to
 	}
 	return r.leaser == nil && !d.notified.IsZero() && row.NotifiedAt.Equal(later(d.notified, row.CompletedAt))
 }
