@@ -36,18 +36,20 @@ func TestB001_B002_OneCallIDTwoTasks(t *testing.T) {
 		"is stopped":           func(r *rig, b uuid.UUID) { r.stop(b) },
 		"is stopped and waits": func(r *rig, b uuid.UUID) { r.stop(b); r.awaited(b) },
 		"its chat is stopped": func(r *rig, b uuid.UUID) {
-			_, err := r.CancelSession(r.ctx, "B", subagent.CancelOptions{})
+			task, err := r.Get(r.ctx, b)
+			require.NoError(r.t, err)
+			_, err = r.CancelSession(r.ctx, task.ParentSessionID, subagent.CancelOptions{})
 			require.NoError(r.t, err)
 		},
 	} {
-		for _, parallel := range []bool{true, false} {
+		for chat, parallel := range map[string]bool{"B": true, "C": false, "A": false} { // the chat of B
 			inRig(t, subagent.Config{Workers: 2}, func(t *testing.T, r *rig) {
 				a, _ := r.runs("of A", external("call_0", "A"))
 				if !parallel { // the provider counts anew in each turn
 					r.gate.Release(a, subagent.Result{Text: "A's own"}, nil)
 				}
 				before := r.shown(a)
-				b, run := r.runs("of B", external("call_0", "B"))
+				b, run := r.runs("of B", external("call_0", chat))
 				require.NotEqual(t, a, b, name)
 				run.Progress("B's")
 				run.ReportUsage("m", subagent.Usage{InputTokens: 7})

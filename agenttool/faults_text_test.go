@@ -32,6 +32,7 @@ func TestB202_AnswersOfAFewBytes(t *testing.T) {
 					h.call("task_output", args{"task_id": text}),
 				} {
 					require.True(t, utf8.ValidString(a.Text), "%q", a.Text)
+					require.NotContains(t, a.Text, "\x00")
 					require.LessOrEqual(t, len(a.Text), limit)
 				}
 			}
