@@ -228,8 +228,15 @@ func (r *Runner) isDead(ctx context.Context, owner string) (bool, error) {
 func (r *Runner) recoverTask(row *Task) (*Task, error) {
 	e := r.endedExecution(row)
 	taken, err := r.register(e)
-	if taken != nil {
-		return r.current(taken), nil
+	for taken != nil {
+		other := taken.recovering()
+		if other {
+			_ = r.waitFor(context.Background(), nil, nil, taken) // bounded: a few calls of the store and the sink
+		}
+		if !other || taken.exists() {
+			return r.current(taken), nil
+		}
+		taken, err = r.register(e) // that recovery came to nothing: this one may not
 	}
 	e.retired = err != nil // Shutdown does not wait for what it does not know
 	// Another call of this Runner may have recovered it since row was read, and
@@ -250,6 +257,14 @@ func (r *Runner) recoverTask(row *Task) (*Task, error) {
 	}
 	e.settle(&edit{to: n.status, at: stamp(row.lastStamp()), end: &n, owner: &handover{row.Owner, r.id}, shared: err != nil})
 	return e.view(true), nil
+}
+
+// recovering reports whether e is a recovery of which it is not known yet what
+// comes of it.
+func (e *execution) recovering() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.fn == nil && !e.shown
 }
 
 // foundLocked notes what the write of e's end has found: another's end, or one

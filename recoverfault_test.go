@@ -288,3 +288,46 @@ func TestG3_ALostEndIsToldOnceByARunnerThatCloses(t *testing.T) {
 		})
 	}
 }
+
+// A recovery that comes to nothing, because the store cannot be read, is not an
+// answer to another who asks the task to stop meanwhile: he recovers it himself.
+func TestG13_AStopDuringARecoveryThatFails(t *testing.T) {
+	for _, leases := range []bool{true, false} {
+		t.Run(fmt.Sprintf("leases %v", leases), func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				inner := subagent.NewMemoryStore()
+				store := subagenttest.NewFaultyStore(inner)
+				cfg := subagent.Config{Store: store}
+				if leases {
+					cfg.Store = store.Store()
+				}
+				r, err := subagent.New(t.Context(), cfg)
+				require.NoError(t, err)
+				row := orphan(subagent.StatusRunning)
+				require.NoError(t, inner.Create(t.Context(), row))
+				var gets atomic.Int32
+				store.On(subagenttest.OpGet, func(subagenttest.Call) (f subagenttest.Fault) {
+					if gets.Add(1) == 2 { // the recovery's own
+						f.Delay, f.Err = time.Second, errBroken
+					}
+					return f
+				})
+				first := make(chan error, 1)
+				go func() { // ends with the call, and is waited for
+					_, err := r.Cancel(context.Background(), row.ID, subagent.CancelOptions{})
+					first <- err
+				}()
+				time.Sleep(500 * time.Millisecond)
+				end, err := r.Cancel(context.Background(), row.ID, subagent.CancelOptions{})
+				require.NoError(t, err)
+				require.Equal(t, subagent.ReasonLost, end.Reason)
+				require.ErrorIs(t, <-first, errBroken)
+				stored, err := inner.Get(t.Context(), row.ID)
+				require.NoError(t, err)
+				require.Equal(t, subagent.StatusErrored, stored.Status)
+				require.EqualValues(t, 1, r.Stats().Errored)
+				require.NoError(t, r.Shutdown(context.Background()))
+			})
+		})
+	}
+}
