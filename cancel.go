@@ -79,8 +79,8 @@ func (r *Runner) Cancel(ctx context.Context, id uuid.UUID, o CancelOptions) (Tas
 		return Task{}, err
 	}
 	e := r.find(id)
-	inside, _ := ctx.Value(callKey{}).(*execution) // the call is the recovery's own: it must not wait for itself
-	if e == nil || e.recovering() && e != inside || !r.exists(ctx, e) {
+	// A call of the recovery's own must not wait for that.
+	if e == nil || e.recovering() && e != callOf(ctx) || !r.exists(ctx, e) {
 		t, err := r.load(ctx, id)
 		return r.cancelStored(ctx, t, err, c)
 	}

@@ -324,7 +324,7 @@ func (r *Runner) attend(ctx context.Context, f func()) error {
 		defer close(done)
 		f()
 	}()
-	if e, _ := ctx.Value(callKey{}).(*execution); e != nil {
+	if callOf(ctx) != nil {
 		return nil // a call of ours must not wait for itself
 	}
 	select {

@@ -108,6 +108,13 @@ func (c callContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
+// callOf is the execution for which a call of ours was made with ctx, nil if ctx
+// is of none.
+func callOf(ctx context.Context) *execution {
+	e, _ := ctx.Value(callKey{}).(*execution)
+	return e
+}
+
 // guard calls foreign code and comes back when it has answered, when host's ctx
 // ends, or after the time it may take: whatever that code does. It turns a
 // panic into an error. A call that does not answer goes on alone, on a goroutine

@@ -45,7 +45,7 @@ func (e *ShutdownError) Unwrap() error { return ErrShutdown }
 func (r *Runner) Shutdown(ctx context.Context) error {
 	caller, over := funcOf(ctx), ctx.Done() // a ctx may panic: before anything is closed
 	if caller == nil {
-		caller, _ = ctx.Value(callKey{}).(*execution)
+		caller = callOf(ctx)
 	}
 	s := r.close()
 	if caller == nil || caller.runner != r {
