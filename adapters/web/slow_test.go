@@ -184,10 +184,7 @@ func TestServerWithTimeouts(t *testing.T) {
 		p := newPiped(t, subagent.Config{Func: gate.Func()}, web.Options{}, func(s *http.Server) {
 			s.ReadTimeout, s.WriteTimeout, s.IdleTimeout = time.Second, time.Second, time.Second
 		})
-		conn, _, err := websocket.Dial(t.Context(), "ws://x/ws", &websocket.DialOptions{HTTPClient: p.http})
-		require.NoError(t, err)
-		defer conn.CloseNow()
-		require.NoError(t, conn.Write(t.Context(), websocket.MessageText, []byte(subscribe)))
+		conn := p.subscribed(t)
 		stream, err := p.http.Get("http://x/events")
 		require.NoError(t, err)
 		defer stream.Body.Close()
