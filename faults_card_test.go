@@ -188,7 +188,7 @@ func TestB232_AllSurfacesAgreeAtRest(t *testing.T) {
 				require.Equal(t, string(row.Status), r.lastCard(t, id).Attach.Status)
 			}
 		}
-		for instants := 0; instants < often(1000, 150); {
+		for instants := 0; instants < bubble.Often(1000, 150); {
 			switch n := random.IntN(10); {
 			case n < 3 || len(ids) == 0:
 				ids = append(ids, r.spawn("x", func(q *subagent.Request) {

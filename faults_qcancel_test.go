@@ -284,7 +284,7 @@ func TestB045_AStormOfWaitersThatGiveUp(t *testing.T) {
 // is stopped in line has ended in that moment.
 func TestB045_AStormOfTasksThatAreStopped(t *testing.T) {
 	rnd := seeded(t)
-	ops := often(100_000, 1_500)
+	ops := bubble.Often(100_000, 1_500)
 	if testing.Short() {
 		ops = 500
 	}

@@ -127,7 +127,7 @@ func TestB073_TimeLimitAndStopInOneInstant(t *testing.T) {
 		ends := r.Subscribe(subagent.Filter{Statuses: []subagent.Status{subagent.StatusCompleted, subagent.StatusCancelled, subagent.StatusErrored}})
 		go p.listen(ends) // ends with the Runner
 		won := map[subagent.Reason]int{}
-		for range often(10_000, 1000) / batch {
+		for range bubble.Often(10_000, 1000) / batch {
 			for reason, n := range timeLimitDuels(t, r, p, store, batch) {
 				won[reason] += n
 			}
@@ -246,7 +246,7 @@ func TestB078_AStopAfterTheLastWord(t *testing.T) {
 // waiter agree. TestG3_StopAgainstFinish has all rounds of the same each time.
 func TestB079_StopAndFinishRace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // without timers, as there
-		rounds := often(20_000, 1000)
+		rounds := bubble.Often(20_000, 1000)
 		rng, d := seeded(t), newDuels(t)
 		for i := range rounds {
 			d.first(d.fight(i%3, rng.IntN(3)))

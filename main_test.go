@@ -53,12 +53,3 @@ func seeded(t testing.TB) *rand.Rand {
 	t.Logf("SUBAGENT_TEST_SEED=%d", seed)
 	return rand.New(rand.NewPCG(seed, seed))
 }
-
-// often is how many rounds a test makes: as many as its fault was met with, if
-// SUBAGENT_TEST_WHOLE is set, else few enough to be fast.
-func often(whole, few int) int {
-	if os.Getenv("SUBAGENT_TEST_WHOLE") != "" {
-		return whole
-	}
-	return few
-}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-subagent/subagent"
 	"github.com/go-subagent/subagent/agenttool"
+	"github.com/go-subagent/subagent/internal/bubble"
 	"github.com/go-subagent/subagent/subagenttest"
 )
 
@@ -60,7 +61,7 @@ func TestB147_AnEndWhileTheWaitBegins(t *testing.T) {
 	for _, mode := range waitModes {
 		inHost(t, func(t *testing.T, h *host) {
 			during, never := 0, 0
-			for round := range often(10_000, 600) {
+			for round := range bubble.Often(10_000, 600) {
 				id, _ := h.runs("work")
 				look, ended := round%12+1, false
 				ctx := &touched{Context: t.Context(), began: time.Now(), do: func() {
@@ -79,7 +80,7 @@ func TestB147_AnEndWhileTheWaitBegins(t *testing.T) {
 				require.Equal(t, ctx.began, time.Now(), "%s: it ended at look %d, and the wait went on", mode, look)
 				during++
 			}
-			require.Greater(t, during, often(10_000, 600)/3)
+			require.Greater(t, during, bubble.Often(10_000, 600)/3)
 			require.Positive(t, never, "every look was tried")
 		})
 	}

@@ -27,15 +27,6 @@ var update = flag.Bool("update", false, "rewrite the golden files in testdata")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// often is how many rounds a test makes: as many as its fault was met with, if
-// SUBAGENT_TEST_WHOLE is set, else few enough to be fast.
-func often(whole, few int) int {
-	if os.Getenv("SUBAGENT_TEST_WHOLE") != "" {
-		return whole
-	}
-	return few
-}
-
 // golden compares got with testdata/name, or writes it there with -update.
 func golden(t *testing.T, name, got string) {
 	t.Helper()

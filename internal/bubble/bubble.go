@@ -1,7 +1,9 @@
-// Package bubble runs the tests of this module in synctest bubbles.
+// Package bubble runs the tests of this module in synctest bubbles, and says how
+// much of a long one is to be done.
 package bubble
 
 import (
+	"os"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -18,4 +20,13 @@ func Test(t *testing.T, f func(*testing.T)) {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	}
 	synctest.Test(t, f)
+}
+
+// Often is how many rounds a test makes: as many as its fault was met with, if
+// SUBAGENT_TEST_WHOLE is set, else few enough to be fast.
+func Often(whole, few int) int {
+	if os.Getenv("SUBAGENT_TEST_WHOLE") != "" {
+		return whole
+	}
+	return few
 }
